@@ -1,0 +1,114 @@
+// The findings of one run: what findings.json holds (schema 1), and what every other report is written from.
+// Plain data. Values are strings plus raw bits, since JSON has no NaN.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace faultline {
+
+using AxisValues = std::map<std::string, std::string>;
+
+struct Violation {
+  std::string op;          // "layers.0.self_attn.attention"
+  std::string kernel;      // "flashinfer"
+  std::string provenance;  // "own"
+  std::string build;       // "unchecked" or "checked"
+  std::string phase;       // "prefill" or "decode"
+  int64_t step = 0;        // pass number within the phase, from 0
+  int64_t layer = -1;
+  int64_t rank = 0;
+  std::string tensor;      // "layers.0.self_attn.kv_cache"
+  std::string kind;        // a verdict name: "nonfinite", "layout", "bounds", …
+  std::vector<int64_t> index;  // coordinates within the tensor; caches: [slot, byte or column]
+  std::string value;       // "nan", "inf", "3.5", "-1"
+  std::string bits;        // "0x7fc00000"
+  int64_t count = 0;       // elements of this tensor that break the same contract in this pass
+  std::string inputs_clean;  // "yes", "no" (then `bad_input` names one), "unknown"
+  std::string bad_input;   // tensor or checkpoint tensor that was already bad
+  std::string detail;      // one sentence: what was expected, which request, which probe
+  bool setting = false;    // a gap to the model reference, not to the kernel's spec
+};
+
+struct ConfigurationResult {
+  std::string id;  // "c017", planted: "c017+late_tile"
+  AxisValues axes;
+  AxisValues resolved;
+  std::string plant;          // empty: none
+  std::string target_status;  // runs, guard, unsupported
+  std::string verdict;
+  std::string reason;
+  std::vector<std::string> notes;
+  int64_t repeats = 0;
+  int64_t failures = 0;
+  double seconds = 0;
+  std::optional<Violation> first_violation;
+};
+
+struct Localized {
+  std::string culprit;  // kernel, layout, weights, metadata, setting, collective, ordering; empty: not localized
+  std::string op;
+  std::string kernel;
+  std::string provenance;
+  int64_t layer = -1;
+  std::string kind;
+  std::string signature;
+  std::string plant;
+  std::string reproduces;  // yes, no, unknown
+  std::string necessary;
+  std::string confidence;  // "high", "medium", "low", with k of n where repeated
+  std::vector<std::string> configurations;
+  std::string capsule;     // path inside the run directory, or empty
+  std::string explanation;
+  std::vector<std::string> evidence;  // sentences, in the order to read them
+};
+
+struct MinimalCombination {
+  AxisValues axes;
+  std::vector<std::string> untested;
+  std::string signature;
+  std::string plant;
+};
+
+struct RuledOut {
+  std::string axis;
+  std::string signature;
+  std::string plant;
+  AxisValues condition;
+  std::vector<std::pair<std::string, std::string>> pairs;
+};
+
+struct Inert {
+  std::string axis;
+  AxisValues condition;
+  std::string because;
+  std::vector<std::pair<std::string, std::string>> pairs;
+};
+
+struct Workaround {
+  std::string id;       // the passing configuration
+  AxisValues changes;   // what to change
+  std::string from;     // the failing configuration it is nearest to
+  std::string signature;
+};
+
+struct Findings {
+  std::string experiment;
+  std::string run_directory;
+  std::vector<ConfigurationResult> configurations;
+  std::vector<Localized> localized;  // one a signature; culprit empty where it could not be proven
+  std::vector<MinimalCombination> minimal_combinations;
+  std::vector<RuledOut> ruled_out;
+  std::vector<Inert> inert;
+  std::vector<Workaround> workarounds;
+  std::vector<std::string> next_experiments;       // sentences: what is untested and worth the time
+  std::vector<std::string> limits;                 // what the evidence does not show
+  std::map<std::string, std::string> environment;  // device, versions, seed, model, arguments
+  int exit_code = 0;
+};
+
+}  // namespace faultline
