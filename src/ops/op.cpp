@@ -68,6 +68,34 @@ double Attributes::real(std::string_view key) const {
   return entry->real;
 }
 
+void ArgumentList::add(std::vector<TensorView> views, Format format, const std::optional<CacheGeometry>& geometry) {
+  views_.push_back(std::make_unique<std::vector<TensorView>>(std::move(views)));
+  geometries_.push_back(geometry ? std::make_unique<CacheGeometry>(*geometry) : nullptr);
+  arguments_.push_back(Argument{*views_.back(), format, geometries_.back().get()});
+}
+
+void ArgumentList::replace(int operand, std::vector<TensorView> views) {
+  const auto at = static_cast<size_t>(operand);
+  *views_[at] = std::move(views);
+  arguments_[at].views = *views_[at];
+}
+
+void ArgumentList::replace(int operand, std::vector<TensorView> views, Format format, const CacheGeometry& geometry) {
+  replace(operand, std::move(views));
+  const auto at = static_cast<size_t>(operand);
+  geometries_[at] = std::make_unique<CacheGeometry>(geometry);
+  arguments_[at].format = format;
+  arguments_[at].geometry = geometries_[at].get();
+}
+
+ArgumentList ArgumentList::clone() const {
+  ArgumentList copy;
+  for (const Argument& argument : arguments_)
+    copy.add({argument.views.begin(), argument.views.end()}, argument.format,
+             argument.geometry ? std::optional<CacheGeometry>(*argument.geometry) : std::nullopt);
+  return copy;
+}
+
 RegisterKind::RegisterKind(OpKind kind) {
   const std::string name = kind.name;
   const bool inserted = registry().kinds.emplace(name, std::move(kind)).second;

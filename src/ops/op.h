@@ -9,7 +9,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -201,21 +201,51 @@ std::vector<const Kernel*> kernels_of(std::string_view kind);                   
 const Kernel* kernel_serving(std::string_view axis, std::string_view value, std::string_view kind);
 std::vector<std::string> values_served(std::string_view axis);                   // sorted, unique
 
-// One step of a pass. Built by engine/; `arguments` point into tensors that outlive it.
+// Owns what the arguments of an op point into. Moves keep the pointers valid; copies would not, so there are none.
+class ArgumentList {
+ public:
+  ArgumentList() = default;
+  ArgumentList(ArgumentList&&) = default;
+  ArgumentList& operator=(ArgumentList&&) = default;
+  ArgumentList(const ArgumentList&) = delete;
+  ArgumentList& operator=(const ArgumentList&) = delete;
+
+  ArgumentList clone() const;
+  void add(std::vector<TensorView> views, Format format = Format::kPlain,
+           const std::optional<CacheGeometry>& geometry = std::nullopt);
+  // Puts another tensor (and format) in an operand's place: scratch outputs, shadow caches, a reader's true format.
+  void replace(int operand, std::vector<TensorView> views);
+  void replace(int operand, std::vector<TensorView> views, Format format, const CacheGeometry& geometry);
+
+  std::span<const Argument> get() const { return arguments_; }
+  const Argument& operator[](int operand) const { return arguments_[static_cast<size_t>(operand)]; }
+  int size() const { return static_cast<int>(arguments_.size()); }
+
+ private:
+  std::vector<Argument> arguments_;
+  std::vector<std::unique_ptr<std::vector<TensorView>>> views_;
+  std::vector<std::unique_ptr<CacheGeometry>> geometries_;
+};
+
+// One step of a pass. Built by engine/; the tensors outlive it.
 struct Op {
   std::string name;  // "layers.3.mlp.experts.gate_up"
   int layer = -1;    // -1: before or after the layers
   const OpKind* kind = nullptr;
   const Kernel* kernel = nullptr;
   Attributes attributes;
-  // The model's own attributes, where the resolved row differs from the model (settings); otherwise equal.
+  ArgumentList arguments;
+  std::vector<std::string> tensor_names;  // one an operand; the first of a list of weights
+  std::vector<IndexRule> index_rules;     // one an operand, sizes filled in
+  // How caches were written, where an operand is a cache; the argument's geometry says how this op takes the bytes.
+  std::vector<std::optional<CacheGeometry>> written;
+  // The model's own attributes and inputs (shadow cache, shadow selection), where the resolved row's structure differs
+  // from the model's. Empty arguments: the op's own inputs.
   Attributes model_attributes;
-  std::vector<std::vector<TensorView>> operand_views;  // storage for Argument::views
-  std::vector<Argument> arguments;
-  std::vector<CacheGeometry> geometries;               // storage for Argument::geometry, one an operand
-  std::vector<std::string> tensor_names;               // "layers.3.mlp.gate_up" a operand ("" for lists of weights)
-  std::vector<IndexRule> index_rules;                  // one an operand, sizes filled in
+  std::optional<ArgumentList> model_arguments;
   bool shadow = false;  // computes the model beside the run (checks: reference); never poisoned, checked or planted
+
+  OpCall call() const { return OpCall{arguments.get(), &attributes, {}, false}; }
 };
 
 }  // namespace faultline
