@@ -52,9 +52,11 @@ enum class Rows : uint8_t {
 
 struct Region {
   Rows rows = Rows::kTokens;
-  int64_t multiplier = 1;     // live rows = count x multiplier (top-k experts: tokens x k rows)
+  // Live rows = count x multiplier. 0: the op's attribute "k" (1 without one), for rows of a token's top-k experts.
+  int64_t multiplier = 1;
   int lengths_operand = -1;   // int32 length per row: only columns [0, min(length, width)) are live
-  int slots_operand = -1;     // caches: the live rows are these slots (int32 per token)
+  int slots_operand = -1;     // caches: the live rows are these slots (int32; entries < 0 are skipped)
+  int sum_operand = -1;       // live rows = the sum of this operand's live int32 entries (gathered rows)
 };
 
 // For Content::kIndices.
