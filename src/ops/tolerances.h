@@ -1,0 +1,85 @@
+// The one table of tolerances: how far a kernel's output may lie from its spec reference, by op kind and by the dtype
+// or format of the output. Each row says why. A comparison passes when abs(out - ref) <= atol + rtol * abs(ref); NaN
+// fails.
+//
+// Units of the last place: bf16 stores 8 significant bits, so two values on both sides of one rounding boundary differ
+// by at most 2^-7 of their size ("one step"); f32 by 2^-23; e4m3 by 2^-3.
+#pragma once
+
+#include <string_view>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "ops/formats.h"
+#include "ops/op.h"
+
+namespace faultline {
+
+struct ToleranceRow {
+  std::string_view kind;    // OpKind::name
+  std::string_view output;  // "F32", "BF16" (dtype_name), or a cache's format_name; "*": whatever the output is
+  Tolerance tolerance;
+  std::string_view reason;
+};
+
+inline constexpr double kBf16Step = 0x1p-7;
+inline constexpr double kF32Step = 0x1p-23;
+
+inline constexpr ToleranceRow kTolerances[] = {
+    // norm.cpp
+    {"rmsnorm",
+     "BF16",
+     {1e-6, 2 * kBf16Step},
+     "two roundings to bf16, each of which a last bit of the float mean can tip"},
+    {"rmsnorm",
+     "F32",
+     {1e-7, 16 * kF32Step},
+     "the mean of squares is a sum in another order, then four float operations"},
+    {"layernorm", "BF16", {1e-5, kBf16Step}, "one rounding to bf16; x - mean cancels, so a small absolute part"},
+    {"layernorm",
+     "F32",
+     {4e-6, 16 * kF32Step},
+     "x - mean cancels: the error is a step of the mean, not of the difference"},
+    // rope.cpp
+    {"rope", "BF16", {1e-5, kBf16Step}, "one rounding to bf16; the sum of two products cancels"},
+    {"rope", "F32", {2e-6, 8 * kF32Step}, "the sum of two products cancels; sines of equal angles agree to a last bit"},
+    // cache_write.cpp, cache_gather.cpp, cache_requantize.cpp
+    {"cache_write", "*", {0, 2 * kF32Step}, "the same IEEE operations in the same order: equal codes, equal scales"},
+    {"cache_gather", "*", {0, 2 * kF32Step}, "a code times its scale, one rounding: equal"},
+    {"cache_requantize",
+     "*",
+     {0, 2 * kF32Step},
+     "the same IEEE operations in the same order: equal codes, equal scales"},
+    // index_scores.cpp
+    {"index_scores", "F32", {2e-4, 1e-4}, "sums of heads x dim products in float, in another order, with both signs"},
+    // topk.cpp: of a chosen score below the k-th best one, given the same scores
+    {"topk", "I32", {0, 2 * kF32Step}, "both select on the same float scores; only equal ones may be exchanged"},
+    // attention.cpp
+    {"attention",
+     "BF16",
+     {2e-3, 2 * kBf16Step},
+     "one rounding to bf16 of a float sum whose terms cancel; exp of a float score"},
+    {"attention",
+     "F32",
+     {2e-4, 2e-4},
+     "the error of a score of size 50 in float is 1e-5, and exp passes it on to every term"},
+};
+
+namespace detail {
+inline Tolerance find_tolerance(std::string_view kind, std::string_view output) {
+  for (const ToleranceRow& row : kTolerances)
+    if (row.kind == kind && (row.output == output || row.output == "*")) return row.tolerance;
+  FAULTLINE_CHECK(!"an op kind without a row in the table of tolerances");
+  return {};
+}
+}  // namespace detail
+
+// Aborts when the table has no row: a broken invariant.
+inline Tolerance tolerance_for(std::string_view kind, Dtype output) {
+  return detail::find_tolerance(kind, dtype_name(output));
+}
+inline Tolerance tolerance_for(std::string_view kind, Format output) {
+  return detail::find_tolerance(kind, format_name(output));
+}
+
+}  // namespace faultline
