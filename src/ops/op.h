@@ -52,8 +52,12 @@ enum class Rows : uint8_t {
 
 struct Region {
   Rows rows = Rows::kTokens;
-  // Live rows = count x multiplier. 0: the op's attribute "k" (1 without one), for rows of a token's top-k experts.
+  // Live rows = count x multiplier.
   int64_t multiplier = 1;
+  // Or the op's attribute "k" (1 without one), for rows of a token's top-k experts; the latter where "x_per_token" is
+  // not set.
+  static constexpr int64_t kTopK = 0;
+  static constexpr int64_t kTopKUnlessPerToken = -1;
   int lengths_operand = -1;   // int32 length per row: only columns [0, min(length, width)) are live
   int slots_operand = -1;     // caches: the live rows are these slots (int32; entries < 0 are skipped)
   int sum_operand = -1;       // live rows = the sum of this operand's live int32 entries (gathered rows)

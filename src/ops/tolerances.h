@@ -26,6 +26,38 @@ inline constexpr double kBf16Step = 0x1p-7;
 inline constexpr double kF32Step = 0x1p-23;
 
 inline constexpr ToleranceRow kTolerances[] = {
+    // batch.cpp, embed.cpp, and what only copies or adds
+    {"prepare", "*", {0, 0}, "integers"},
+    {"embed", "*", {0, 0}, "a copy"},
+    {"gather_rows", "*", {0, 0}, "a copy"},
+    {"add", "*", {0, 0}, "one IEEE addition and one rounding: equal"},
+    // linear.cpp, batched_linear.cpp, moe.cpp. A sum of K products in float is off by about sqrt(K) * 2^-24 of the
+    // size s of its partial sums: 5e-6 s at K = 6144. Cancellation leaves that beside any output; s stays below 20.
+    {"linear", "BF16", {2e-4, kBf16Step}, "one rounding to bf16 of a float sum in another order"},
+    {"linear", "F32", {1e-4, 1e-5}, "a float sum in another order"},
+    {"linear_w4a4", "BF16", {2e-4, kBf16Step}, "exact terms, a float sum in another order, one rounding to bf16"},
+    {"linear_w4a4", "F32", {1e-4, 1e-5}, "exact terms, a float sum in another order"},
+    {"batched_linear", "BF16", {2e-4, kBf16Step}, "one rounding to bf16 of a float sum in another order"},
+    {"batched_linear", "F32", {1e-4, 1e-5}, "a float sum in another order"},
+    {"expert_linear", "BF16", {2e-4, kBf16Step}, "one rounding to bf16 of a float sum in another order"},
+    {"expert_linear", "F32", {1e-4, 1e-5}, "a float sum in another order"},
+    {"expert_linear_w4a4", "BF16", {2e-4, kBf16Step}, "exact terms, a float sum in another order, one rounding"},
+    {"expert_linear_w4a4", "F32", {1e-4, 1e-5}, "exact terms, a float sum in another order"},
+    {"moe_permute", "*", {0, 0}, "integers"},
+    {"moe_combine", "BF16", {1e-5, kBf16Step}, "a float sum of k terms that cancel, one rounding to bf16"},
+    {"moe_combine", "F32", {1e-5, 16 * kF32Step}, "a float sum of k terms that cancel"},
+    // quantize.cpp
+    {"quantize_fp4", "*", {0, 0}, "the same IEEE operations in the same order: equal codes, equal scales"},
+    // elementwise.cpp
+    {"silu_mul", "BF16", {1e-6, kBf16Step}, "one rounding to bf16 of a few float operations"},
+    {"silu_mul", "F32", {1e-7, 16 * kF32Step}, "exp agrees to a few last bits, then three float operations"},
+    // router.cpp: its weights, and of a chosen expert below the k-th best one
+    {"router", "*", {1e-7, 32 * kF32Step}, "exp agrees to a few last bits, then a sum of k positive terms"},
+    {"router_choice", "F32", {1e-6, 4 * kF32Step}, "a sigmoid's last bits, and those of adding a bias near 7"},
+    // sampling.cpp
+    {"softmax", "F32", {1e-9, 32 * kF32Step}, "exp agrees to a few last bits; sums in double"},
+    {"sample", "*", {0, 0}, "cumulative sums in double decide alike"},
+    {"argmax", "*", {0, 0}, "comparisons only"},
     // norm.cpp
     {"rmsnorm",
      "BF16",

@@ -1,0 +1,43 @@
+// quantize_fp4: NVFP4 activations, as SGLang's fp4_quantize makes them.
+#include <cmath>
+
+#include "ops/kinds.h"
+#include "ops/operands.h"
+#include "ops/weights.h"
+
+namespace faultline {
+namespace {
+
+using ops::QuantizeFp4;
+
+void model(const OpCall& call) {
+  const TensorView& x = call.view(QuantizeFp4::kX);
+  const TensorView& codes = call.view(QuantizeFp4::kCodes);
+  const TensorView& scales = call.view(QuantizeFp4::kScales);
+  const float global = 1.0f / largest_scalar(call.argument(QuantizeFp4::kInputScale));
+  for (int64_t r = 0; r < x.dim(0); ++r)
+    for (int64_t b = 0; b < scales.dim(1); ++b) {
+      const int64_t begin = b * kFp4Block;
+      float amax = std::fabs(x.load(x.offset(r, begin)));
+      // The hardware's maximum drops a NaN beside a number; only a block of nothing else keeps it.
+      for (int64_t c = 1; c < kFp4Block; ++c) amax = std::fmax(amax, std::fabs(x.load(x.offset(r, begin + c))));
+      const uint8_t code = float_to_e4m3(clamp_e4m3(global * amax / kFp4Largest));
+      scales.as<uint8_t>()[scales.offset(r, b)] = code;
+      const float scale = e4m3_to_float(code);
+      const float factor = scale == 0.0f ? 0.0f : global / scale;
+      for (int64_t c = 0; c < kFp4Block; c += 2) {
+        const uint8_t low = float_to_e2m1(x.load(x.offset(r, begin + c)) * factor);
+        const uint8_t high = float_to_e2m1(x.load(x.offset(r, begin + c + 1)) * factor);
+        codes.as<uint8_t>()[codes.offset(r, (begin + c) / 2)] = static_cast<uint8_t>(low | (high << 4));
+      }
+    }
+}
+
+const RegisterKind kRegisterKind(OpKind{
+    .name = QuantizeFp4::kName,
+    .operands = {input("x", kExpertRows), weight_list("input_scale"), output("codes", kExpertRows, Content::kFp4Codes),
+                 output("scales", kExpertRows, Content::kE4m3Scales)},
+    .model = model});
+
+}  // namespace
+}  // namespace faultline

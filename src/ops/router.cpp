@@ -1,0 +1,129 @@
+// router: the experts of each token, by sigmoid scores, a correction bias and groups.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "ops/kinds.h"
+#include "ops/operands.h"
+#include "ops/tolerances.h"
+
+namespace faultline {
+namespace {
+
+using ops::Router;
+
+constexpr float kLost = -std::numeric_limits<float>::infinity();
+
+// The arithmetic of one row: what it chooses by, and which groups stay.
+struct RouterRow {
+  std::vector<float> score;
+  std::vector<float> choice;       // NaN loses against everything
+  std::vector<float> group_score;  // one a group
+  std::vector<int> group_order;    // best first, ties by index
+
+  RouterRow(const OpCall& call, int64_t row) {
+    const TensorView& logits = call.view(Router::kLogits);
+    const TensorView& bias = call.view(Router::kBias);
+    const int64_t experts = logits.dim(1);
+    const int64_t groups = call.attr().integer("n_group");
+    for (int64_t e = 0; e < experts; ++e) {
+      score.push_back(1.0f / (1.0f + std::exp(-logits.load(logits.offset(row, e)))));
+      const float value = score.back() + bias.load(bias.offset(e));
+      choice.push_back(value == value ? value : kLost);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      float best = kLost;
+      float second = kLost;
+      for (int64_t e = g * (experts / groups); e < (g + 1) * (experts / groups); ++e) {
+        const float value = choice[static_cast<size_t>(e)];
+        second = std::max(second, std::min(best, value));
+        best = std::max(best, value);
+      }
+      group_score.push_back(second == kLost ? best : best + second);  // a group may hold one expert
+    }
+    group_order.resize(static_cast<size_t>(groups));
+    std::iota(group_order.begin(), group_order.end(), 0);
+    std::stable_sort(group_order.begin(), group_order.end(), [&](int a, int b) {
+      return group_score[static_cast<size_t>(a)] > group_score[static_cast<size_t>(b)];
+    });
+  }
+
+  size_t group_of(int64_t expert) const {
+    return static_cast<size_t>(expert / (static_cast<int64_t>(choice.size() / group_score.size())));
+  }
+
+  // Every expert of the kept groups, best choice first, ties by index.
+  std::vector<int64_t> ranking(int64_t topk_group) const {
+    std::vector<int64_t> order;
+    for (int64_t e = 0; e < static_cast<int64_t>(choice.size()); ++e)
+      for (int64_t g = 0; g < topk_group; ++g)
+        if (static_cast<size_t>(group_order[static_cast<size_t>(g)]) == group_of(e)) order.push_back(e);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return choice[static_cast<size_t>(a)] > choice[static_cast<size_t>(b)];
+    });
+    return order;
+  }
+};
+
+void model(const OpCall& call) {
+  const TensorView& ids = call.view(Router::kIds);
+  const TensorView& weights = call.view(Router::kWeights);
+  const int64_t k = call.attr().integer("k");
+  const float scaling = static_cast<float>(call.attr().real("scaling"));
+  for (int64_t t = 0; t < ids.dim(0); ++t) {
+    const RouterRow row(call, t);
+    const std::vector<int64_t> order = row.ranking(call.attr().integer("topk_group"));
+    float sum = 0;
+    for (int64_t j = 0; j < k; ++j) sum += row.score[static_cast<size_t>(order[static_cast<size_t>(j)])];
+    for (int64_t j = 0; j < k; ++j) {
+      const int64_t expert = order[static_cast<size_t>(j)];
+      const float score = row.score[static_cast<size_t>(expert)];
+      ids.store_index(ids.offset(t, j), expert);
+      weights.store(weights.offset(t, j), (call.attr().flag("norm_topk") ? score / (sum + 1e-20f) : score) * scaling);
+    }
+  }
+}
+
+bool reaches(float value, float threshold) {
+  static const Tolerance kSlack = tolerance_for("router_choice", Dtype::kF32);
+  return value == threshold || value >= threshold - (kSlack.atol + kSlack.rtol * std::fabs(threshold));
+}
+
+std::optional<OpKind::SelectionProblem> selection(const OpCall& call, int64_t live_rows) {
+  const TensorView& ids = call.view(Router::kIds);
+  const int64_t k = call.attr().integer("k");
+  const int64_t topk_group = call.attr().integer("topk_group");
+  for (int64_t t = 0; t < std::min(live_rows, ids.dim(0)); ++t) {
+    const RouterRow row(call, t);
+    const auto last_group = static_cast<size_t>(row.group_order[static_cast<size_t>(topk_group - 1)]);
+    const int64_t last = row.ranking(topk_group)[static_cast<size_t>(k - 1)];
+    const float threshold = row.choice[static_cast<size_t>(last)];
+    for (int64_t j = 0; j < k; ++j) {
+      const int64_t at = ids.offset(t, j);
+      const int64_t expert = ids.load_index(at);
+      if (expert < 0 || expert >= static_cast<int64_t>(row.choice.size()))
+        return OpKind::SelectionProblem{Router::kIds, at, fmt::format("row {}: expert {} does not exist", t, expert)};
+      if (!reaches(row.group_score[row.group_of(expert)], row.group_score[last_group]))
+        return OpKind::SelectionProblem{Router::kIds, at,
+                                        fmt::format("row {}: expert {} is in a group that is not kept", t, expert)};
+      const float choice = row.choice[static_cast<size_t>(expert)];
+      if (!reaches(choice, threshold))
+        return OpKind::SelectionProblem{Router::kIds, at,
+                                        fmt::format("row {}: expert {} has a choice score of {}, the {}-th best is {}",
+                                                    t, expert, choice, k, threshold)};
+    }
+  }
+  return std::nullopt;
+}
+
+const RegisterKind kRegisterKind(OpKind{
+    .name = Router::kName,
+    .operands = {input("logits"), weight("bias"), index_output("ids", kTokenRows, IndexRule{.unique = true}),  // end: E
+                 output("weights")},
+    .model = model,
+    .selection = selection,
+    .structure = {"k", "n_group", "topk_group", "norm_topk", "scaling"}});
+
+}  // namespace
+}  // namespace faultline

@@ -1,0 +1,85 @@
+#include "ops/weights.h"
+
+#include <algorithm>
+
+#include "kernels/blas.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kPanelRows = 64;  // weight rows that are floats at a time
+
+TensorView view_at(const Argument& argument, size_t at) {
+  return at < argument.views.size() ? argument.views[at] : TensorView{};
+}
+
+}  // namespace
+
+Weight weight_at(const OpCall& call, int values, int block_scale, int global_scale, size_t at) {
+  const Argument& list = call.argument(values);
+  FAULTLINE_CHECK(at < list.views.size());
+  return Weight{list.views[at], view_at(call.argument(block_scale), at), view_at(call.argument(global_scale), at),
+                list.format};
+}
+
+void dequantize_row(const Weight& weight, int64_t row, float* out) {
+  const TensorView& values = weight.values;
+  const int64_t columns = weight.columns();
+  if (weight.format == Format::kNvfp4) {
+    dequantize_codes(values, weight.block_scale, row, out);
+    const float global = weight.global_scale.load(0);
+    for (int64_t c = 0; c < columns; ++c) out[c] *= global;
+    return;
+  }
+  load_row(values, row, out);
+  if (values.dtype != Dtype::kF8E4M3 || weight.block_scale.data == nullptr) return;
+  for (int64_t c = 0; c < columns; ++c)
+    out[c] *= weight.fp8_blocks() ? weight.block_scale.load(weight.block_scale.offset(row / kFp8Block, c / kFp8Block))
+                                  : weight.block_scale.load(0);
+}
+
+void dequantize_codes(const TensorView& codes, const TensorView& scales, int64_t row, float* out) {
+  const uint8_t* bytes = codes.as<uint8_t>() + codes.offset(row);
+  const uint8_t* scale = scales.as<uint8_t>() + scales.offset(row);
+  const int64_t columns = codes.dim(1) * 2;
+  for (int64_t c = 0; c < columns; ++c) {
+    const uint8_t code = c % 2 == 0 ? bytes[c / 2] & 15u : bytes[c / 2] >> 4;
+    out[c] = e2m1_to_float(code) * e4m3_to_float(scale[c / kFp4Block]);
+  }
+}
+
+float largest_scalar(const Argument& argument) {
+  float largest = argument.view().load(0);
+  for (const TensorView& view : argument.views) {
+    const float value = view.load(0);
+    if (value > largest || value != value) largest = value;
+  }
+  return largest;
+}
+
+void load_row(const TensorView& view, int64_t row, float* out) {
+  for (int64_t c = 0; c < view.dim(1); ++c) out[c] = view.load(view.offset(row, c));
+}
+
+void store_row(const TensorView& view, int64_t row, const float* values) {
+  for (int64_t c = 0; c < view.dim(1); ++c) view.store(view.offset(row, c), values[c]);
+}
+
+std::vector<float> load_rows(const TensorView& view) {
+  std::vector<float> result(static_cast<size_t>(view.elements()));
+  for (int64_t row = 0; row < view.dim(0); ++row) load_row(view, row, result.data() + row * view.dim(1));
+  return result;
+}
+
+void reference_product(const float* x, int64_t rows, const Weight& weight, float* out, int64_t out_stride) {
+  if (rows == 0) return;
+  const int64_t columns = weight.columns();
+  std::vector<float> panel(static_cast<size_t>(kPanelRows * columns));
+  for (int64_t begin = 0; begin < weight.rows(); begin += kPanelRows) {
+    const int64_t count = std::min(kPanelRows, weight.rows() - begin);
+    for (int64_t n = 0; n < count; ++n) dequantize_row(weight, begin + n, panel.data() + n * columns);
+    kernels::sgemm_nt(rows, count, columns, x, columns, panel.data(), columns, out + begin, out_stride);
+  }
+}
+
+}  // namespace faultline
