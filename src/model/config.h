@@ -42,11 +42,19 @@ struct ModelConfig {
   std::vector<bool> layer_has_indexer;  // false: the layer uses the top-k of the nearest layer below that has one
   int64_t num_nextn_predict_layers = 0;
   std::vector<int64_t> eos_token_ids;
+  std::vector<std::string> notes;  // what the reader had to assume: defaults taken, spellings that disagree
 
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
 };
 
-// Parses a config.json. `where` names it in messages. Bad input: another architecture, a missing or mistyped key, a
+// Parses a config.json. A missing key has the default of Hugging Face's GlmMoeDsaConfig (the values of GLM-5) and
+// leaves a note; only rope_theta has none, since a lost theta is a known way to break this model. Accepted spellings:
+//   rope_parameters {rope_theta, rope_type}; rope_scaling as its alias; rope_theta at the top level
+//   indexer_types ["full", "shared", …], or index_topk_pattern "FS…", or index_topk_freq with index_skip_topk_offset
+//   (or
+//     index_topk_offset): layer i has an indexer when max(i - offset + 1, 0) % freq == 0; in this order of precedence
+//   mlp_layer_types ["dense", "sparse", …], or first_k_dense_replace with moe_layer_freq
+// `where` names the file in messages. Bad input: another architecture, a missing or mistyped key, a
 // size out of bounds or that does not divide where the format needs it; the message names the key.
 Result<ModelConfig> parse_model_config(std::string_view json_text, std::string_view where);
 
