@@ -21,19 +21,24 @@ enum class Format : uint8_t {
   kIndexFp8,    // pages of 64: 64 x dim e4m3 codes, then 64 fp32 scales (8448 bytes a page at dim 128)
 };
 
-std::string_view format_name(Format format);  // "kv_packed_656", … with the real model's byte counts
+// "plain", "nvfp4", "kv_f32", "kv_bf16", "kv_packed", "kv_plain_fp8", "index_f32", "index_fp8".
+std::string_view format_name(Format format);
 
 // What a paged cache looks like. `page_size` tokens a page; slot = page * page_size + offset.
 struct CacheGeometry {
   Format format = Format::kKvBf16;
-  int64_t slots = 0;         // capacity, a multiple of page_size
+  int64_t slots = 0;  // capacity, a multiple of page_size
   int64_t page_size = 64;
-  int64_t latent = 0;        // kv_lora_rank; for index caches the index head dim
-  int64_t rope = 0;          // qk_rope_head_dim; 0 for index caches
+  int64_t latent = 0;  // kv_lora_rank; for index caches the index head dim
+  int64_t rope = 0;    // qk_rope_head_dim; 0 for index caches
+  // Bytes from one slot to the next where a reader walks rows that were written in a longer format (flashinfer takes
+  // the packed rows of 656 bytes for plain ones of 576); 0: row_bytes(). KV caches only.
+  int64_t row_stride_bytes = 0;
 
-  int64_t width() const { return latent + rope; }           // values a token
-  int64_t row_bytes() const;                                 // bytes a token
-  int64_t total_bytes() const { return slots * row_bytes(); }
+  int64_t width() const { return latent + rope; }  // values a token
+  int64_t row_bytes() const;                       // bytes that hold a token's values
+  int64_t stride_bytes() const { return row_stride_bytes != 0 ? row_stride_bytes : row_bytes(); }
+  int64_t total_bytes() const { return slots * stride_bytes(); }
   bool is_index() const { return format == Format::kIndexF32 || format == Format::kIndexFp8; }
 };
 
