@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "model/config.h"
+#include "model/quant_config.h"
 
 namespace faultline {
 
@@ -52,10 +54,19 @@ struct LinearWeight {
 // Row `row` of a projection, dequantized to `in_features` floats.
 void dequantize_row(const LinearWeight& weight, int64_t row, float* out);
 
+// A tensor of a checkpoint and the file it is in.
+struct StoredTensor {
+  std::string name;
+  TensorView view;
+  size_t file = 0;
+};
+
 // Movable; owns the mappings, so every view dies with it.
 class Checkpoint {
  public:
-  // A folder with config.json and safetensors (single or sharded), or "synth:NAME?key=value&…" (model/synth.h).
+  // A folder with config.json and safetensors (single or sharded), or "synth:NAME?key=value&…" (model/synth.h), made in
+  // memory. Bad input when anything about the files is wrong (all of it is listed by inspect); missing tensors are
+  // found by linear() and by inspect. Tensors of MTP layers are left out.
   static Result<Checkpoint> open(const std::string& spec);
 
   Checkpoint(Checkpoint&&) noexcept;
@@ -63,15 +74,19 @@ class Checkpoint {
   ~Checkpoint();
 
   const ModelConfig& config() const;
+  const std::optional<QuantConfig>& quantization() const;  // what the metadata says; nothing in an attached checkpoint
   // nullptr when absent. Names as in the files ("model.layers.0.mlp.gate_proj.weight").
   const TensorView* find(std::string_view tensor_name) const;
   // The projection `module` ("model.layers.0.mlp.gate_proj"). Precision is decided from what is in the file: dtype and
   // sibling scales. Bad input when the weight is missing or its scales do not fit it.
   Result<LinearWeight> linear(std::string_view module) const;
+  const std::vector<StoredTensor>& tensors() const;
+  int64_t mtp_tensors() const;  // how many were left out
   std::string spec() const;
 
-  // Sharing with another process without reading anything again: the descriptors to pass on (owned by this object), and
-  // what attach() needs besides. attach() takes ownership of neither; it maps and may close nothing it was given.
+  // Sharing with another process without reading anything again: the descriptors to pass on (owned by this object, and
+  // close-on-exec), and what attach() needs besides: a short text. attach() maps the same memory; it takes no
+  // ownership, and the descriptors may be closed afterwards. Internal error when they are not those of the manifest.
   std::vector<int> descriptors() const;
   std::string manifest() const;
   static Result<Checkpoint> attach(const std::string& manifest, const std::vector<int>& descriptors);
@@ -81,6 +96,8 @@ class Checkpoint {
 
  private:
   struct State;
+  static Result<Checkpoint> open_folder(const std::string& folder);
+  static Result<Checkpoint> open_synth(const std::string& spec);
   explicit Checkpoint(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

@@ -1,0 +1,259 @@
+#include "model/checkpoint.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "base/json.h"
+#include "model/expected.h"
+#include "model/linear.h"
+#include "model/mapping.h"
+#include "model/synth.h"
+#include "model/tensor_table.h"
+#include "model/weight_files.h"
+
+namespace faultline {
+
+struct Checkpoint::State {
+  TensorTable table;
+  ModelConfig config;
+  std::optional<QuantConfig> quantization;
+  std::vector<UniqueFd> descriptors;  // the packed table first, then the files
+  std::vector<Mapping> files;
+  std::vector<StoredTensor> tensors;
+  std::unordered_map<std::string_view, size_t> by_name;
+
+  // Makes the views from the table and the mapped files.
+  void index_tensors();
+  // Packs the table for other processes.
+  Status share_table();
+};
+
+namespace {
+
+namespace fs = std::filesystem;
+
+class Hash {
+ public:
+  void add(const void* data, size_t bytes) { value_ = XXH64(data, bytes, value_); }
+  void add(std::string_view text) { add(text.data(), text.size()); }
+  void add(uint64_t number) { add(&number, sizeof number); }
+  std::string hex() const { return fmt::format("{:016x}", value_); }
+
+ private:
+  uint64_t value_ = 0;
+};
+
+std::string trimmed_folder(std::string folder) {
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  return folder;
+}
+
+uint64_t total_bytes(const std::vector<uint64_t>& sizes) {
+  uint64_t sum = 0;
+  for (const uint64_t size : sizes) sum += size;
+  return sum;
+}
+
+std::string identity_text(std::string_view spec, const TensorTable& table, const Hash& hash) {
+  return fmt::format("{} | {} tensors in {} files, {} bytes | {}", spec, table.rows.size(), table.file_bytes.size(),
+                     total_bytes(table.file_bytes), hash.hex());
+}
+
+tl::unexpected<Error> problems_error(const std::string& folder, const std::vector<WeightProblem>& problems) {
+  std::string text = problems.front().message;
+  if (problems.size() > 1) {
+    text += fmt::format(" (and {} more: `faultline inspect {}` lists them)", problems.size() - 1, folder);
+  }
+  return tl::make_unexpected(Error{ErrorKind::kBadInput, text});
+}
+
+}  // namespace
+
+void Checkpoint::State::index_tensors() {
+  tensors.reserve(table.rows.size());
+  by_name.reserve(table.rows.size());
+  for (const TensorTable::Row& row : table.rows) {
+    TensorView view;
+    // Views are writable by type; the mapping is not.
+    view.data = const_cast<std::byte*>(files[row.file].data()) + row.entry.begin;
+    view.dtype = row.entry.dtype;
+    view.rank = row.entry.rank;
+    view.shape = row.entry.shape;
+    int64_t stride = 1;
+    for (int i = row.entry.rank - 1; i >= 0; --i) {
+      view.stride[static_cast<size_t>(i)] = stride;
+      stride *= view.shape[static_cast<size_t>(i)];
+    }
+    tensors.push_back({row.entry.name, view, row.file});
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) by_name.emplace(tensors[i].name, i);
+}
+
+Status Checkpoint::State::share_table() {
+  const std::string block = pack_table(table);
+  FAULTLINE_TRY(MemoryFile memory, MemoryFile::create("faultline-tensors", block.size()));
+  std::memcpy(memory.data(), block.data(), block.size());
+  FAULTLINE_TRY(UniqueFd fd, memory.seal());
+  descriptors.insert(descriptors.begin(), std::move(fd));
+  return {};
+}
+
+Result<Checkpoint> Checkpoint::open(const std::string& spec) {
+  return spec.starts_with(kSynthPrefix) ? open_synth(spec) : open_folder(trimmed_folder(spec));
+}
+
+Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    return bad_input("{}: no such folder; a model is a folder with config.json and safetensors, or synth:NAME", folder);
+  }
+  auto state = std::make_unique<State>();
+  State& s = *state;
+  s.table.spec = folder;
+  const std::string config_path = (fs::path(folder) / kConfigFileName).string();
+  FAULTLINE_TRY(s.table.config_text, read_file(config_path));
+  FAULTLINE_TRY(s.config, parse_model_config(s.table.config_text, config_path));
+  const std::string quant_path = (fs::path(folder) / kQuantFileName).string();
+  std::string quant_text;
+  if (fs::exists(quant_path, error)) {
+    FAULTLINE_TRY(quant_text, read_file(quant_path));
+  }
+  FAULTLINE_TRY(s.quantization, parse_quant_config(s.table.config_text, config_path, quant_text, quant_path));
+
+  WeightFiles weights = open_weight_files(folder);
+  if (!weights.problems.empty()) return problems_error(folder, weights.problems);
+  Hash hash;
+  hash.add(s.table.config_text);
+  for (WeightFile& file : weights.files) {
+    hash.add(file.name);
+    hash.add(file.mapping.data(), file.header.data_begin);
+    hash.add(static_cast<uint64_t>(file.modified_ns));
+    for (SafetensorsEntry& entry : file.header.entries) {
+      if (is_mtp_tensor(entry.name, s.config)) {
+        ++s.table.mtp_tensors;
+      } else {
+        s.table.rows.push_back({std::move(entry), s.files.size()});
+      }
+    }
+    s.table.file_bytes.push_back(file.mapping.bytes());
+    s.descriptors.push_back(std::move(file.fd));
+    s.files.push_back(std::move(file.mapping));
+  }
+  const fs::path absolute = fs::canonical(folder, error);
+  s.table.identity = identity_text(error ? folder : absolute.string(), s.table, hash);
+  FAULTLINE_TRY_STATUS(s.share_table());
+  s.index_tensors();
+  return Checkpoint(std::move(state));
+}
+
+Result<Checkpoint> Checkpoint::open_synth(const std::string& spec) {
+  FAULTLINE_TRY(const SynthModel model, parse_synth_spec(spec));
+  auto state = std::make_unique<State>();
+  State& s = *state;
+  s.table.spec = model.spec;
+  s.table.config_text = model.config_text;
+  s.config = model.config;
+  FAULTLINE_TRY(s.quantization, parse_quant_config(model.config_text, model.spec, {}, {}));
+  std::vector<SafetensorsEntry> entries = synth_tensors(model);
+  const std::string header = lay_out(entries);
+  const uint64_t bytes = entries.back().end;
+  FAULTLINE_TRY(MemoryFile memory, MemoryFile::create(model.spec, bytes));
+  std::memcpy(memory.data(), header.data(), header.size());
+  for (SafetensorsEntry& entry : entries) {
+    generate(model, entry, 0, {memory.data() + entry.begin, entry.bytes()});
+    s.table.rows.push_back({std::move(entry), 0});
+  }
+  FAULTLINE_TRY(UniqueFd fd, memory.seal());
+  FAULTLINE_TRY(Mapping mapping, Mapping::map(fd.get(), bytes, model.spec));
+  s.table.file_bytes.push_back(bytes);
+  s.descriptors.push_back(std::move(fd));
+  s.files.push_back(std::move(mapping));
+  Hash hash;
+  hash.add(model.config_text);
+  hash.add(header);
+  s.table.identity = identity_text(model.spec, s.table, hash);
+  FAULTLINE_TRY_STATUS(s.share_table());
+  s.index_tensors();
+  return Checkpoint(std::move(state));
+}
+
+std::vector<int> Checkpoint::descriptors() const {
+  std::vector<int> result;
+  for (const UniqueFd& fd : state_->descriptors) result.push_back(fd.get());
+  return result;
+}
+
+// The table is in the first descriptor; the text only ties it to its files.
+std::string Checkpoint::manifest() const {
+  return dump_json({{"identity", state_->table.identity}, {"descriptors", state_->descriptors.size()}});
+}
+
+Result<Checkpoint> Checkpoint::attach(const std::string& manifest, const std::vector<int>& descriptors) {
+  FAULTLINE_TRY(const nlohmann::json root, parse_json(manifest, "checkpoint manifest"));
+  if (!root.is_object() || !root.contains("identity") || root.value("descriptors", size_t{0}) != descriptors.size() ||
+      descriptors.empty()) {
+    return internal_error("the checkpoint's manifest does not belong to the {} descriptors given", descriptors.size());
+  }
+  FAULTLINE_TRY(const uint64_t table_bytes, file_size(descriptors[0], "the checkpoint's table"));
+  FAULTLINE_TRY(const Mapping block, Mapping::map(descriptors[0], table_bytes, "the checkpoint's table"));
+  auto state = std::make_unique<State>();
+  State& s = *state;
+  FAULTLINE_TRY(s.table, unpack_table({block.data(), block.bytes()}));
+  if (root["identity"] != s.table.identity || s.table.file_bytes.size() + 1 != descriptors.size()) {
+    return internal_error("the checkpoint's manifest and its descriptors do not belong together");
+  }
+  FAULTLINE_TRY(s.config, parse_model_config(s.table.config_text, s.table.spec));
+  for (size_t i = 0; i < s.table.file_bytes.size(); ++i) {
+    const std::string what = fmt::format("file {} of {}", i, s.table.spec);
+    FAULTLINE_TRY(const uint64_t bytes, file_size(descriptors[i + 1], what));
+    // A file that shrank would fault at the first access past its end.
+    if (bytes < s.table.file_bytes[i]) return bad_input("{} changed while it was in use; run again", what);
+    FAULTLINE_TRY(Mapping mapping, Mapping::map(descriptors[i + 1], s.table.file_bytes[i], what));
+    s.files.push_back(std::move(mapping));
+  }
+  s.index_tensors();
+  return Checkpoint(std::move(state));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+const ModelConfig& Checkpoint::config() const {
+  return state_->config;
+}
+const std::optional<QuantConfig>& Checkpoint::quantization() const {
+  return state_->quantization;
+}
+const std::vector<StoredTensor>& Checkpoint::tensors() const {
+  return state_->tensors;
+}
+int64_t Checkpoint::mtp_tensors() const {
+  return state_->table.mtp_tensors;
+}
+std::string Checkpoint::spec() const {
+  return state_->table.spec;
+}
+std::string Checkpoint::identity() const {
+  return state_->table.identity;
+}
+
+const TensorView* Checkpoint::find(std::string_view tensor_name) const {
+  const auto found = state_->by_name.find(tensor_name);
+  return found == state_->by_name.end() ? nullptr : &state_->tensors[found->second].view;
+}
+
+Result<LinearWeight> Checkpoint::linear(std::string_view module) const {
+  auto result = resolve_linear(module, [this](std::string_view name) { return find(name); });
+  if (!result) result.error().message = fmt::format("{}: {}", state_->table.spec, result.error().message);
+  return result;
+}
+
+}  // namespace faultline
