@@ -173,6 +173,31 @@ std::optional<OpViolation> find_bad_scale(const Argument& argument, int operand)
   return found;
 }
 
+std::optional<OpViolation> find_bad_scalar_scale(const Argument& argument, int operand, bool maximum_of_list) {
+  std::optional<OpViolation> found;
+  float largest = 0;
+  size_t at = 0;
+  bool any = false;
+  const auto usable = [](float value) { return value > 0 && std::isfinite(value); };
+  const auto report = [&](size_t i, float value) {
+    note(found, operand, "nonfinite", {static_cast<int64_t>(i)}, value, float_bits(value),
+         fmt::format("a scale of the checkpoint is {}: the kernel multiplies with it or its reciprocal", value_text(value)));
+  };
+  for (size_t i = 0; i < argument.views.size(); ++i) {
+    const TensorView& view = argument.views[i];
+    if (view.data == nullptr || view.dtype != Dtype::kF32 || view.elements() != 1) continue;
+    const float value = view.as<float>()[0];
+    if (!any || !(value <= largest)) {
+      largest = value;
+      at = i;
+    }
+    any = true;
+    if (!maximum_of_list && !usable(value)) report(i, value);
+  }
+  if (maximum_of_list && any && !usable(largest)) report(at, largest);
+  return found;
+}
+
 std::vector<int64_t> slots_read(const OpCall& call, const OpKind& kind, int operand, const LiveCounts& live) {
   const Argument& argument = call.argument(operand);
   const CacheGeometry& geometry = *argument.geometry;

@@ -23,6 +23,9 @@ std::optional<OpViolation> find_bad_index(const OpCall& call, const OperandSpec&
 // The first non-positive or non-finite scalar scale, or NaN block scale, of a list of checkpoint tensors. Reading a whole weight is
 // left to `inspect`: scales are what NVFP4 hides a NaN in.
 std::optional<OpViolation> find_bad_scale(const Argument& argument, int operand);
+// What a product multiplies with: a scalar scale that is zero, negative or not finite. Of input scales (`maximum_of_list`) the kernels use
+// the largest of the list, so only that one counts.
+std::optional<OpViolation> find_bad_scalar_scale(const Argument& argument, int operand, bool maximum_of_list);
 
 // The slots that a call reads of a cache operand, in range only, unique, in the order of their first use.
 std::vector<int64_t> slots_read(const OpCall& call, const OpKind& kind, int operand, const LiveCounts& live);
