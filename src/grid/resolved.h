@@ -17,6 +17,11 @@ struct ResolvedConfiguration {
   std::string reason;  // guard, unsupported or layout: one sentence
   std::string source;  // where the rule is written
   std::vector<std::string> notes;
+  // What this row computes otherwise than the model does, whatever the kernels: "dense_attention", "rope_theta",
+  // "rope_interleaved", "indexer_rope_interleaved", "rope_enabled", "norm_eps". A gap to the model reference that these
+  // explain is a `setting`, not a kernel's fault.
+  std::vector<std::string> settings;
+  bool has_kernels = true;  // false: this build has no kernel for the row, so that run_unsupported cannot run it either
 };
 
 }  // namespace faultline

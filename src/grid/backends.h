@@ -1,0 +1,48 @@
+// What each attention backend needs and does: the cache formats it takes, how it stores and reads, where its kernel
+// exists, and which kernel of this build follows it. Backends that are not in the table are found through the kernel
+// registry (Kernel::serves), so a registered kernel needs no entry here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "grid/profile.h"
+#include "ops/formats.h"
+
+namespace faultline {
+
+// Names of cache formats in resolved configurations: "kv_f32", "kv_bf16", "kv_packed", "kv_plain_fp8".
+std::string_view resolved_format_name(Format format);  // "?" for formats that are no latent cache's
+std::optional<Format> format_from_resolved(std::string_view name);
+
+enum class Phase : uint8_t { kPrefill, kDecode };
+
+struct Backend {
+  std::string kernel;                  // of kind "attention"; empty: none in this build
+  bool sparse = false;                 // reads top-k indices: the indexer runs
+  std::vector<Format> formats;         // of the cache that its kernel takes; empty: any
+  bool stores_by_assertion = false;    // stores by set_kv_buffer, which asserts that the pool is not packed
+  bool reads_packed_as_plain = false;  // stores packed, reads plain e4m3
+  bool prefill_from_rows = false;      // a prefill without a prefix attends the new rows, not the cache
+  bool gathers_packed = false;         // a prefill with a prefix decodes a packed pool into a contiguous buffer first
+  bool requantizes_bf16 = false;       // packs a BF16 pool anew before each call
+  bool pads_heads = false;             // heads are padded to 64 (sm_90) or 128, which their number must divide
+  bool needs_width_576 = false;        // latent + rope must be 576
+  std::vector<Arch> archs;             // where the kernel exists; empty: everywhere
+  std::string elsewhere;               // what the user sees on another architecture
+  int64_t shared_memory_bytes = 0;     // 0: within every limit, or not known
+  std::string refused;                 // not empty: the server refuses the value in any configuration
+  std::string source;                  // of all this
+};
+
+// The backend that a value of attention_backend, nsa_prefill_backend or nsa_decode_backend names. A recognised value
+// without a kernel in this build has an empty `kernel`.
+Backend find_backend(std::string_view axis, std::string_view value, Phase phase);
+
+// Shared memory that one block may opt into, in bytes.
+int64_t shared_memory_limit(Arch arch);
+
+}  // namespace faultline

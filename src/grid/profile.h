@@ -1,0 +1,98 @@
+// Server profiles: the rules of one version of the server, as data with citations. The tables are in
+// profile_sglang_*.cpp, one a version; resolve.cpp applies them.
+//
+// Sources are written "sglang VERSION path:line" (paths below python/sglang/srt/); VERSION is a tag or a commit of
+// sgl-project/sglang: v0.5.9 = bbe9c7e, 93109cc = main of 2026-04-05, c863760 = main of 2026-08-18. A rule that was
+// read in another version than the profile's says so by its VERSION. "FlashMLA 9804b12", "DeepGEMM 54e2261" and
+// "flashinfer fb28d72" are the kernel libraries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace faultline {
+
+// Compute capability times ten. The rules below list the architectures that they are for; no list: all.
+enum class Arch : uint8_t { kSm90 = 90, kSm100 = 100, kSm120 = 120 };
+std::string_view arch_name(Arch arch);  // "sm_120"
+
+// What the server would run on. Without rules (`arch: any`) no architecture refuses anything, and defaults are
+// sm_100's.
+struct Target {
+  Arch arch = Arch::kSm100;
+  bool rules = false;
+  std::string name = "any";  // as resolved: "any", "sm_120"
+  std::string note;          // what was assumed; empty: nothing
+};
+// "any", "native" (the GPU at hand; without one: any, with a note), "sm_90", "sm_100", "sm_120". Bad input: another
+// name.
+Result<Target> find_target(std::string_view name);
+std::vector<std::string> target_names();
+
+struct Cited {
+  std::string text;
+  std::string source;
+};
+
+struct FlagChoices {
+  std::string axis;
+  std::vector<std::string> values;
+  std::string source;
+};
+
+struct ArchDefault {
+  std::vector<Arch> archs;
+  std::string value;
+  std::string source;
+};
+
+struct NsaDefault {
+  std::string kv_cache_dtype;
+  std::vector<Arch> archs;
+  std::string prefill;
+  std::string decode;
+  bool overwrites = false;  // the user's own choice is replaced too
+  std::string source;
+};
+
+struct Profile {
+  std::string name;  // "sglang-0.5.9"
+  std::vector<FlagChoices> choices;
+  // The first entry whose list holds the target's architecture is the value of `auto`.
+  std::vector<ArchDefault> attention_backend;
+  std::vector<ArchDefault> kv_cache_dtype;
+  std::vector<ArchDefault> fp4_gemm_backend;
+  std::vector<ArchDefault> moe_runner_backend;
+  std::vector<ArchDefault> sampling_backend;
+  std::vector<NsaDefault> nsa_backends;
+
+  Cited kv_dtype_guard;        // the assertion on the cache's dtype
+  Cited packed_store_guard;    // the assertion in set_kv_buffer, for backends that store by it into a packed pool
+  Cited cache_dimension;       // when an FP8 pool is plain (576) and when packed (656)
+  Cited packed_read_as_plain;  // backends that store packed and read plain
+  Cited sparse_decode_guard;   // flashmla_sparse takes a BF16 cache only, and decode does not decode the pool
+  Cited gather_guard;          // flashmla_sparse prefill on a plain FP8 pool
+  Cited flashmla_kv_guard;     // flashmla_kv on a plain FP8 pool
+  Cited decode_backend_guard;  // nsa backends that are no decode backend
+  Cited fused_rope_note;       // trtllm with FP8 beside another backend
+  Cited nvfp4_guard;           // NVFP4 experts without Blackwell
+  bool marlin_without_blackwell = false;  // the version has a weight-only runner for older architectures
+  Cited indexer_guard;                    // the indexer's logits kernel, where it does not exist…
+  std::vector<Arch> indexer_archs;        // …outside of these; empty: everywhere
+  bool sparse_mla_on_sm120 = false;       // SM120 with FP8 takes flashinfer_sparse_mla and nothing else
+  Cited sparse_mla_guard;
+};
+
+const Profile* find_profile(std::string_view name);  // null when unknown
+std::vector<std::string> profile_names();
+inline constexpr std::string_view kDefaultProfile = "sglang-0.5.9";
+
+// The entry for an architecture; aborts when the table has none (each table ends with one for all).
+const ArchDefault& default_for(const std::vector<ArchDefault>& table, Arch arch);
+bool applies_to(const std::vector<Arch>& archs, Arch arch);
+
+}  // namespace faultline

@@ -1,0 +1,437 @@
+#include "grid/resolve.h"
+
+#include <algorithm>
+#include <array>
+
+#include "grid/axes.h"
+#include "ops/op.h"
+
+namespace faultline {
+namespace {
+
+constexpr std::string_view kNoEffect = "-";
+constexpr int64_t kForcedPageSize = 64;
+constexpr int64_t kFastTopK = 2048;      // sgl-kernel's fast_topk
+constexpr int64_t kIndexHeadDim = 128;   // the pool and the indexer
+constexpr int64_t kFlashMlaWidth = 576;  // latent + rope
+
+// In which order a server meets its reasons not to run a row: the first one is reported.
+enum class Stage : uint8_t { kStart, kMissing, kFirstUse, kLayout, kNone };
+
+std::string on_off(bool value) {
+  return value ? "on" : "off";
+}
+
+class Resolver {
+ public:
+  Resolver(const AxisValues& requested, const Profile& profile, const Target& target, const ShapeInfo& shape)
+      : profile_(profile), target_(target), shape_(shape) {
+    auto filled = with_defaults(requested);
+    FAULTLINE_CHECK(filled.has_value());
+    result_.requested = std::move(*filled);
+    reference_ = asked("kernels") == "reference";
+  }
+
+  ResolvedConfiguration run() {
+    check_choices();
+    choose_cache();
+    choose_attention();
+    choose_products();
+    choose_sampling();
+    choose_rope();
+    choose_rest();
+    if (!target_.note.empty()) result_.notes.push_back(target_.note);
+    return std::move(result_);
+  }
+
+ private:
+  const std::string& asked(std::string_view axis) const { return result_.requested.find(std::string(axis))->second; }
+  std::string& effect(std::string_view key) { return result_.resolved[std::string(key)]; }
+  void note(std::string text) { result_.notes.push_back(std::move(text)); }
+
+  // Keeps the first reason in the server's order. Missing kernels are listed together: each has to be solved.
+  void refuse(Stage stage, TargetStatus status, std::string reason, std::string source) {
+    if (stage > stage_) return;
+    if (stage == stage_) {
+      if (stage != Stage::kMissing || result_.reason.find(reason) != std::string::npos) return;
+      result_.reason += "; " + reason;
+      if (!source.empty()) result_.source += (result_.source.empty() ? "" : "; ") + source;
+      return;
+    }
+    stage_ = stage;
+    result_.status = status;
+    result_.reason = std::move(reason);
+    result_.source = std::move(source);
+  }
+  void guard(Stage stage, std::string reason, std::string source) {
+    if (!reference_) refuse(stage, TargetStatus::kGuard, std::move(reason), std::move(source));
+  }
+  void guard(Stage stage, const Cited& rule) { guard(stage, rule.text, rule.source); }
+  void missing(std::string reason, std::string source, bool no_kernel) {
+    if (no_kernel) result_.has_kernels = false;
+    refuse(Stage::kMissing, TargetStatus::kUnsupported, std::move(reason), std::move(source));
+  }
+
+  void check_choices() {
+    for (const FlagChoices& flag : profile_.choices) {
+      const std::string& value = asked(flag.axis);
+      const Axis& axis = *find_axis(flag.axis);
+      const bool servers = std::find(axis.values.begin(), axis.values.end(), value) != axis.values.end();
+      if (!servers || value == kAuto || value == "f32") continue;  // ours, or a registered kernel's
+      if (std::find(flag.values.begin(), flag.values.end(), value) == flag.values.end())
+        guard(Stage::kStart, fmt::format("'{}' is not a choice of {} in {}", value, axis.flag, profile_.name),
+              flag.source);
+    }
+  }
+
+  // The cache's dtype, the NSA backends (which decide the layout whatever attention runs), and the layout.
+  void choose_cache() {
+    kv_ = asked("kv_cache_dtype");
+    if (kv_ == kAuto) kv_ = default_for(profile_.kv_cache_dtype, target_.arch).value;
+    effect("kv_cache_dtype") = kv_;
+    if (kv_ == "fp8_e5m2" || kv_ == "fp4_e2m1") {
+      // No format of ours holds these, so that not even the reference runs.
+      result_.has_kernels = false;
+      refuse(Stage::kStart, TargetStatus::kGuard, profile_.kv_dtype_guard.text, profile_.kv_dtype_guard.source);
+    }
+    choose_nsa_backends();
+    if (shape_.index_head_dim != kIndexHeadDim)
+      guard(Stage::kStart,
+            fmt::format("the index cache asserts index_head_dim == 128, the model has {}", shape_.index_head_dim),
+            "sglang 93109cc mem_cache/memory_pool.py:1850");
+    if (kv_ == "f32")
+      kv_format_ = Format::kKvF32;
+    else if (kv_ == "bf16")
+      kv_format_ = Format::kKvBf16;
+    else
+      kv_format_ = nsa_prefill_ == "trtllm" || nsa_decode_ == "trtllm" ? Format::kKvPlainFp8 : Format::kKvPacked;
+    effect("kv_format") = resolved_format_name(kv_format_);
+  }
+
+  void choose_nsa_backends() {
+    const std::string key = kv_ == "fp8_e4m3" ? "fp8_e4m3" : "bf16";
+    const auto it = std::find_if(profile_.nsa_backends.begin(), profile_.nsa_backends.end(), [&](const NsaDefault& d) {
+      return d.kv_cache_dtype == key && applies_to(d.archs, target_.arch);
+    });
+    FAULTLINE_CHECK(it != profile_.nsa_backends.end());
+    const auto pick = [&](std::string_view axis, const std::string& chosen) {
+      const std::string& user = asked(axis);
+      if (user == kAuto) return chosen;
+      if (!it->overwrites || user == chosen) return user;
+      if (!reference_) note(fmt::format("the server replaces {}={} by {} ({})", axis, user, chosen, it->source));
+      return chosen;
+    };
+    nsa_prefill_ = pick("nsa_prefill_backend", it->prefill);
+    nsa_decode_ = pick("nsa_decode_backend", it->decode);
+  }
+
+  void choose_attention() {
+    const std::string requested = asked("attention_backend");
+    const std::string backend =
+        requested == kAuto ? default_for(profile_.attention_backend, target_.arch).value : requested;
+    for (const std::string_view key :
+         {"prefill_gathers", "prefill_from_rows", "prefill_requantizes", "decode_requantizes"})
+      effect(key) = "off";
+    effect("prefill_reads") = effect("decode_reads") = effect("kv_format");
+    if (reference_) {
+      for (const std::string_view axis : {"attention_backend", "nsa_prefill_backend", "nsa_decode_backend"})
+        effect(axis) = kNoEffect;
+      effect("prefill_attention") = effect("decode_attention") = "reference";
+      effect("indexer") = "on";
+      return;
+    }
+    effect("attention_backend") = backend;
+    if (backend == "nsa")
+      choose_sparse();
+    else
+      choose_dense(backend);
+  }
+
+  void choose_sparse() {
+    if (nsa_prefill_ == "flashmla_auto") nsa_prefill_ = auto_prefill();
+    effect("nsa_prefill_backend") = nsa_prefill_;
+    effect("nsa_decode_backend") = nsa_decode_;
+    effect("indexer") = "on";
+    if (nsa_decode_ == "flashmla_auto")
+      guard(Stage::kFirstUse, profile_.decode_backend_guard.text + ": flashmla_auto is no decode backend",
+            profile_.decode_backend_guard.source);
+    check_indexer();
+    check_sparse_mla();
+    const Backend prefill = find_backend("nsa_prefill_backend", nsa_prefill_, Phase::kPrefill);
+    const Backend decode = find_backend("nsa_decode_backend", nsa_decode_, Phase::kDecode);
+    use("nsa_prefill_backend", nsa_prefill_, prefill, Phase::kPrefill);
+    use("nsa_decode_backend", nsa_decode_, decode, Phase::kDecode);
+    if (kv_format_ == Format::kKvPlainFp8 && nsa_prefill_ != nsa_decode_)
+      note(profile_.fused_rope_note.text + " (" + profile_.fused_rope_note.source + ")");
+  }
+
+  // sglang 93109cc nsa_backend.py:2068-2116. The test on Blackwell is total_kv < 512 x total_q, which prefill probes
+  // meet up to chunks after a prefix 511 times as long.
+  std::string auto_prefill() const {
+    if (kv_ != "fp8_e4m3" || target_.arch != Arch::kSm90) return "flashmla_sparse";
+    return "flashmla_kv";
+  }
+
+  void choose_dense(const std::string& backend) {
+    effect("nsa_prefill_backend") = effect("nsa_decode_backend") = kNoEffect;
+    const Backend traits = find_backend("attention_backend", backend, Phase::kDecode);
+    effect("indexer") = on_off(traits.sparse);
+    use("attention_backend", backend, traits, Phase::kPrefill);
+    use("attention_backend", backend, traits, Phase::kDecode);
+    if (traits.sparse) return;
+    const bool within = shape_.longest_context > 0 && shape_.longest_context <= shape_.model_index_topk;
+    if (within) return;
+    result_.settings.emplace_back("dense_attention");
+    note(fmt::format("attention_backend={}: dense attention, which differs from the model beyond index_topk", backend));
+  }
+
+  void use(std::string_view axis, const std::string& value, const Backend& backend, Phase phase) {
+    const bool prefill = phase == Phase::kPrefill;
+    effect(prefill ? "prefill_attention" : "decode_attention") = backend.kernel.empty() ? kNoEffect : backend.kernel;
+    if (prefill) {
+      effect("prefill_gathers") = on_off(backend.gathers_packed && kv_format_ == Format::kKvPacked);
+      const bool sparse_from_rows = backend.gathers_packed && kv_ == "fp8_e4m3";
+      effect("prefill_from_rows") = on_off(backend.prefill_from_rows || sparse_from_rows);
+    }
+    effect(prefill ? "prefill_requantizes" : "decode_requantizes") =
+        on_off(backend.requantizes_bf16 && kv_format_ == Format::kKvBf16);
+    check_cache(value, backend, phase);
+    check_kernel(axis, value, backend);
+  }
+
+  void check_cache(const std::string& value, const Backend& backend, Phase phase) {
+    if (!backend.refused.empty()) return guard(Stage::kFirstUse, backend.refused, backend.source);
+    if (kv_format_ == Format::kKvPacked && backend.stores_by_assertion)
+      return guard(Stage::kFirstUse,
+                   fmt::format("{} stores into a packed FP8 cache: {}", value, profile_.packed_store_guard.text),
+                   profile_.packed_store_guard.source);
+    if (kv_format_ == Format::kKvPacked && backend.reads_packed_as_plain) {
+      effect(phase == Phase::kPrefill ? "prefill_reads" : "decode_reads") = resolved_format_name(Format::kKvPlainFp8);
+      return refuse(Stage::kLayout, TargetStatus::kLayout,
+                    fmt::format("{}: {}", value, profile_.packed_read_as_plain.text),
+                    profile_.packed_read_as_plain.source);
+    }
+    const bool takes = backend.formats.empty() ||
+                       std::find(backend.formats.begin(), backend.formats.end(), kv_format_) != backend.formats.end();
+    if (takes) return;
+    const bool plain = kv_format_ == Format::kKvPlainFp8;
+    if (value == "flashmla_sparse" && phase == Phase::kDecode)
+      guard(Stage::kFirstUse, "flashmla_sparse: " + profile_.sparse_decode_guard.text,
+            profile_.sparse_decode_guard.source);
+    else if (value == "flashmla_sparse" && plain)
+      guard(Stage::kFirstUse, profile_.gather_guard);
+    else if (value == "flashmla_kv" && plain)
+      guard(Stage::kFirstUse, "flashmla_kv: " + profile_.flashmla_kv_guard.text, profile_.flashmla_kv_guard.source);
+    else
+      guard(Stage::kFirstUse, fmt::format("{} takes no {} cache", value, resolved_format_name(kv_format_)),
+            backend.source);
+  }
+
+  void check_kernel(std::string_view axis, const std::string& value, const Backend& backend) {
+    const bool absent = target_.rules && !applies_to(backend.archs, target_.arch);
+    const bool too_large = target_.rules && backend.shared_memory_bytes > shared_memory_limit(target_.arch);
+    if (absent)
+      missing(fmt::format("{}={} on {}: \"{}\"", axis, value, target_.name, backend.elsewhere), backend.source,
+              backend.kernel.empty());
+    else if (too_large)
+      missing(fmt::format("{}={} needs {} bytes of shared memory a block, {} has {}", axis, value,
+                          backend.shared_memory_bytes, target_.name, shared_memory_limit(target_.arch)),
+              backend.source, backend.kernel.empty());
+    else if (backend.kernel.empty())
+      missing(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), backend.source, true);
+    if (backend.needs_width_576 && shape_.kv_lora_rank + shape_.qk_rope_head_dim != kFlashMlaWidth)
+      guard(Stage::kFirstUse,
+            fmt::format("{} takes rows of 576 values, the model has {}", value,
+                        shape_.kv_lora_rank + shape_.qk_rope_head_dim),
+            backend.source);
+    if (backend.pads_heads) check_padding();
+  }
+
+  void check_padding() {
+    const int64_t padded = target_.arch == Arch::kSm90 ? 64 : 128;
+    const int64_t heads = std::max<int64_t>(1, shape_.num_attention_heads / std::stoll(asked("tp")));
+    if (padded % heads != 0)
+      guard(Stage::kFirstUse,
+            fmt::format("flashmla_sparse pads {} heads to {}, which they do not divide", heads, padded),
+            "sglang 93109cc layers/attention/nsa_backend.py:1671");
+  }
+
+  void check_indexer() {
+    if (target_.rules && !applies_to(profile_.indexer_archs, target_.arch))
+      missing(fmt::format("{} on {}", profile_.indexer_guard.text, target_.name), profile_.indexer_guard.source, false);
+    if (shape_.index_topk != kFastTopK)
+      guard(Stage::kFirstUse, fmt::format("fast_topk asserts topk == 2048, the model has {}", shape_.index_topk),
+            "sglang 93109cc sgl-kernel/python/sgl_kernel/top_k.py");
+    if (!target_.rules || profile_.indexer_archs.empty()) return;
+    const std::vector<int64_t> sm90 = {32, 64}, sm100 = {8, 16, 32, 64};
+    const std::vector<int64_t>& allowed = target_.arch == Arch::kSm90 ? sm90 : sm100;
+    if (std::find(allowed.begin(), allowed.end(), shape_.index_n_heads) == allowed.end())
+      guard(Stage::kFirstUse,
+            fmt::format("DeepGEMM's logits kernel on {} does not take {} index heads", target_.name,
+                        shape_.index_n_heads),
+            "DeepGEMM 54e2261 csrc/apis/attention.hpp");
+  }
+
+  // flashinfer_sparse_mla and SM120 with an FP8 cache go together, in both directions.
+  void check_sparse_mla() {
+    if (!profile_.sparse_mla_on_sm120) return;
+    const bool asked_for = nsa_prefill_ == "flashinfer_sparse_mla" || nsa_decode_ == "flashinfer_sparse_mla";
+    const bool both = nsa_prefill_ == "flashinfer_sparse_mla" && nsa_decode_ == "flashinfer_sparse_mla";
+    const bool fp8 = kv_ == "fp8_e4m3";
+    const bool here = target_.rules && target_.arch == Arch::kSm120;
+    if ((asked_for && !fp8) || (asked_for && target_.rules && !here) || (here && fp8 && !both))
+      guard(Stage::kStart, profile_.sparse_mla_guard);
+  }
+
+  void choose_products() {
+    const std::string linear = asked_or_default("fp4_gemm_backend", profile_.fp4_gemm_backend);
+    const std::string experts = asked_or_default("moe_runner_backend", profile_.moe_runner_backend);
+    if (reference_ || !shape_.nvfp4) {
+      effect("fp4_gemm_backend") = effect("moe_runner_backend") = kNoEffect;
+      effect("fp4_linear") = effect("fp4_experts") = "weight_only";
+      return;
+    }
+    const bool marlin = profile_.marlin_without_blackwell && experts == "marlin";
+    if (target_.rules && target_.arch == Arch::kSm90 && !marlin) guard(Stage::kStart, profile_.nvfp4_guard);
+    static const std::vector<std::string> kLinear = {"cutlass", "flashinfer_cudnn", "flashinfer_cutlass",
+                                                     "flashinfer_trtllm", "flashinfer_cutedsl"};
+    static const std::vector<std::string> kExperts = {"flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl",
+                                                      "cutlass"};
+    product("fp4_gemm_backend", linear, kLinear, "fp4_linear", {"linear_w4a4", "linear"});
+    product("moe_runner_backend", experts, kExperts, "fp4_experts", {"expert_linear_w4a4", "expert_linear"});
+    check_runner(experts);
+  }
+
+  std::string asked_or_default(std::string_view axis, const std::vector<ArchDefault>& table) const {
+    return asked(axis) == kAuto ? default_for(table, target_.arch).value : asked(axis);
+  }
+
+  // This build has one product of each arithmetic; values that share it resolve alike, so that none is called innocent
+  // on the strength of another's kernel.
+  void product(std::string_view axis, const std::string& value, const std::vector<std::string>& w4a4,
+               std::string_view key, std::array<std::string_view, 2> kinds) {
+    if (std::find(w4a4.begin(), w4a4.end(), value) != w4a4.end()) {
+      effect(axis) = effect(key) = "w4a4";
+      if (asked(axis) != kAuto)
+        note(fmt::format("{}={}: this build has one W4A4 product, which stands for every such backend", axis, value));
+      return;
+    }
+    if (value == "marlin") {
+      effect(axis) = effect(key) = "weight_only";
+      return;
+    }
+    effect(axis) = value;
+    effect(key) = "w4a4";
+    for (const std::string_view kind : kinds) {
+      const Kernel* kernel = kernel_serving(axis, value, kind);
+      if (kernel == nullptr) continue;
+      effect(key) = kind == kinds.front() ? "w4a4" : "weight_only";
+      effect(fmt::format("kernel.{}", kind)) = kernel->name;
+      return;
+    }
+    missing(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), "", true);
+  }
+
+  void check_runner(const std::string& experts) {
+    if (experts == "flashinfer_trtllm_routed")
+      guard(Stage::kStart, "flashinfer_trtllm_routed takes fp8, mxfp8 or unquantised experts only",
+            "sglang 93109cc server_args.py:2651 _handle_moe_kernel_config");
+    if (experts == "deep_gemm" || experts == "triton" || experts == "triton_kernel")
+      missing(fmt::format("moe_runner_backend={} has no NVFP4 kernel", experts),
+              "sglang 93109cc layers/quantization/modelopt_quant.py:1520-2080", true);
+    if (experts == "flashinfer_trtllm" && target_.rules && target_.arch != Arch::kSm100)
+      missing(fmt::format("moe_runner_backend=flashinfer_trtllm on {}: trtllm-gen MoE kernels are for sm_100 only",
+                          target_.name),
+              "sglang c863760 arg_groups/overrides.py:2505", false);
+    if (experts == "cutlass")
+      note(
+          "moe_runner_backend=cutlass has an input scale for each expert; this build's product has one for all, as "
+          "flashinfer_cutlass");
+  }
+
+  void choose_sampling() {
+    const std::string value = asked_or_default("sampling_backend", profile_.sampling_backend);
+    effect("sampling_backend") = effect("sampling") = value;
+    if (value == "flashinfer" || value == "pytorch") return;
+    if (const Kernel* kernel = kernel_serving("sampling_backend", value, "sample"))
+      effect("sampling") = kernel->name;
+    else
+      missing(fmt::format("sampling_backend={}: no kernel of this backend is in this build yet", value), "", true);
+  }
+
+  void choose_rope() {
+    std::string mode = asked("rope_mode");
+    // Without the indexer nothing rotates index keys.
+    if (mode == "indexer_half_split" && effect("indexer") == "off") mode = "checkpoint";
+    effect("rope_mode") = mode;
+    effect("rope_theta") = mode == "theta_10000" ? "10000" : "checkpoint";
+    effect("rope_interleaved") = on_off(mode != "half_split");
+    effect("indexer_rope_interleaved") = on_off(mode != "indexer_half_split");
+    effect("rope_enabled") = on_off(mode != "none");
+    if (mode == "checkpoint") return;
+    if (mode == "theta_10000") result_.settings.emplace_back("rope_theta");
+    if (mode == "half_split") result_.settings.emplace_back("rope_interleaved");
+    if (mode == "indexer_half_split") result_.settings.emplace_back("indexer_rope_interleaved");
+    if (mode == "none") result_.settings.emplace_back("rope_enabled");
+    note(fmt::format("rope_mode={}: computes another model than the checkpoint's", mode));
+  }
+
+  void choose_rest() {
+    effect("cuda_graph") = asked("cuda_graph");
+    effect("page_size") = std::to_string(kForcedPageSize);
+    if (asked("page_size") != effect("page_size"))
+      note(fmt::format("page_size={}: the server forces 64 for this model (sglang 93109cc server_args.py:1573-1582)",
+                       asked("page_size")));
+    effect("tp") = asked("tp");
+    if (asked("tp") != "1") missing("tp above 1: this build runs one rank", "", true);
+    effect("batch") = asked("batch");
+    effect("chunked_prefill_size") = effect("chunk") = asked("chunked_prefill_size");
+    effect("numerics") = asked("numerics");
+    effect("kernels") = asked("kernels");
+    if (asked("numerics") == "transformers") {
+      result_.settings.emplace_back("norm_eps");
+      note(
+          "numerics=transformers: eps 1e-6 after q_a_proj and kv_a_proj, where the server has the checkpoint's "
+          "rms_norm_eps");
+    }
+  }
+
+  const Profile& profile_;
+  const Target& target_;
+  const ShapeInfo& shape_;
+  ResolvedConfiguration result_;
+  Stage stage_ = Stage::kNone;
+  bool reference_ = false;
+  std::string kv_;
+  Format kv_format_ = Format::kKvBf16;
+  std::string nsa_prefill_;
+  std::string nsa_decode_;
+};
+
+}  // namespace
+
+ResolvedConfiguration resolve(const AxisValues& requested, const Profile& profile, const Target& target,
+                              const ShapeInfo& shape) {
+  return Resolver(requested, profile, target, shape).run();
+}
+
+std::string_view target_status_name(TargetStatus status) {
+  switch (status) {
+    case TargetStatus::kRuns:
+      return "runs";
+    case TargetStatus::kLayout:
+      return "layout";
+    case TargetStatus::kGuard:
+      return "guard";
+    case TargetStatus::kUnsupported:
+      return "unsupported";
+  }
+  return "?";
+}
+
+bool can_run(const ResolvedConfiguration& configuration, bool run_unsupported) {
+  if (!configuration.has_kernels || configuration.status == TargetStatus::kGuard) return false;
+  return configuration.status != TargetStatus::kUnsupported || run_unsupported;
+}
+
+}  // namespace faultline
