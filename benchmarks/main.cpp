@@ -1,0 +1,6 @@
+#include "bench.h"
+
+int main() {
+  faultline::bench::products();
+  return 0;
+}

@@ -1,0 +1,137 @@
+#include "kernels/matmul.h"
+
+#include <algorithm>
+
+#include "base/codec.h"
+#include "base/error.h"
+#include "kernels/matmul_simd.h"
+
+namespace faultline::kernels {
+namespace {
+
+// Rows of x that stay in the second-level cache while the weight goes by; more rows decode the weight again.
+constexpr int64_t kChunkRows = 32;
+
+struct E4m3Table {
+  float value[256];
+  E4m3Table() : value() {
+    for (int code = 0; code < 256; ++code) value[code] = e4m3_to_float(static_cast<uint8_t>(code));
+  }
+};
+const float* e4m3_values() {
+  static const E4m3Table table;
+  return table.value;
+}
+
+void scales_to_floats(const uint8_t* scales, int64_t count, float factor, float* out) {
+  const float* value = e4m3_values();
+  for (int64_t i = 0; i < count; ++i) out[i] = value[scales[i]] * factor;
+}
+
+const uint8_t* byte_row(const MatmulWeight& weight, int64_t row) {
+  return static_cast<const uint8_t*>(weight.values) + row * weight.stride;
+}
+
+// F16 or FP8 weight rows [begin, begin + count) as floats, `columns` apart.
+void dequantize(const MatmulWeight& weight, int64_t begin, int64_t count, float* out) {
+  const int64_t columns = weight.columns;
+  for (int64_t n = begin; n < begin + count; ++n, out += columns) {
+    if (weight.type == WeightType::kF16) {
+      f16_to_floats(static_cast<const uint16_t*>(weight.values) + n * weight.stride, columns, out);
+      continue;
+    }
+    e4m3_to_floats(byte_row(weight, n), columns, out);
+    if (weight.fp8_scales == nullptr) continue;
+    const float* scales = weight.fp8_scales + n / kFp8Block * weight.scale_stride;
+    const bool blocks = weight.scale_stride > 0;
+    for (int64_t c = 0; c < columns; ++c) out[c] *= scales[blocks ? c / kFp8Block : 0];
+  }
+}
+
+// Codes and scales of a tile of weight rows, decoded.
+struct CodeTile {
+  std::vector<int8_t> doubled;
+  std::vector<float> scales;
+
+  explicit CodeTile(int64_t columns)
+      : doubled(static_cast<size_t>(kTileWeights * columns)),
+        scales(static_cast<size_t>(kTileWeights * (columns / kFp4Block))) {}
+
+  void decode(const MatmulWeight& weight, int64_t begin, int64_t count, float factor) {
+    const int64_t blocks = weight.columns / kFp4Block;
+    for (int64_t i = 0; i < count; ++i) {
+      decode_e2m1_doubled(byte_row(weight, begin + i), weight.columns, doubled.data() + i * weight.columns);
+      scales_to_floats(weight.fp4_scales + (begin + i) * weight.scale_stride, blocks, factor,
+                       scales.data() + i * blocks);
+    }
+  }
+};
+
+void matmul_chunk(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride) {
+  const int64_t columns = weight.columns;
+  CodeTile tile(weight.type == WeightType::kFp4 ? columns : 0);
+  std::vector<float> floats;
+  for (int64_t n = 0; n < weight.rows; n += kTileWeights) {
+    const int64_t count = std::min(kTileWeights, weight.rows - n);
+    switch (weight.type) {
+      case WeightType::kF32:
+        dot_f32(x, columns, rows, static_cast<const float*>(weight.values) + n * weight.stride, weight.stride, count,
+                columns, out + n, out_stride);
+        break;
+      case WeightType::kBf16:
+        dot_bf16(x, columns, rows, static_cast<const uint16_t*>(weight.values) + n * weight.stride, weight.stride,
+                 count, columns, out + n, out_stride);
+        break;
+      case WeightType::kFp4:
+        tile.decode(weight, n, count, 0.5f);
+        dot_doubled(x, columns, rows, tile.doubled.data(), tile.scales.data(), count, columns, out + n, out_stride);
+        break;
+      case WeightType::kF16:
+      case WeightType::kFp8:
+        floats.resize(static_cast<size_t>(kTileWeights * columns));
+        dequantize(weight, n, count, floats.data());
+        dot_f32(x, columns, rows, floats.data(), columns, count, columns, out + n, out_stride);
+        break;
+    }
+  }
+}
+
+}  // namespace
+
+void matmul(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride) {
+  FAULTLINE_CHECK(weight.type != WeightType::kFp4 || weight.columns % kFp4Block == 0);
+  for (int64_t r = 0; r < rows; r += kChunkRows)
+    matmul_chunk(x + r * weight.columns, std::min(kChunkRows, rows - r), weight, out + r * out_stride, out_stride);
+}
+
+Fp4Rows::Fp4Rows(int64_t rows, int64_t columns)
+    : rows_(rows),
+      columns_(columns),
+      doubled_(static_cast<size_t>(rows * columns)),
+      quarter_scales_(static_cast<size_t>(rows * (columns / kFp4Block))) {
+  FAULTLINE_CHECK(columns % kFp4Block == 0);
+}
+
+void Fp4Rows::set(int64_t row, const uint8_t* codes, const uint8_t* scales) {
+  int8_t block[kFp4Block];
+  for (int64_t b = 0; b < columns_ / kFp4Block; ++b) {
+    decode_e2m1_doubled(codes + b * kFp4Block / 2, kFp4Block, block);
+    std::copy(block, block + kFp4Block, doubled_.data() + row * columns_ + b * kFp4Block);
+  }
+  const int64_t blocks = columns_ / kFp4Block;
+  scales_to_floats(scales, blocks, 0.25f, quarter_scales_.data() + row * blocks);
+}
+
+void matmul_w4a4(const Fp4Rows& x, const MatmulWeight& weight, float* out, int64_t out_stride) {
+  FAULTLINE_CHECK(weight.type == WeightType::kFp4 && weight.columns == x.columns());
+  CodeTile tile(weight.columns);
+  for (int64_t r = 0; r < x.rows(); r += kChunkRows)
+    for (int64_t n = 0; n < weight.rows; n += kTileWeights) {
+      const int64_t count = std::min(kTileWeights, weight.rows - n);
+      tile.decode(weight, n, count, 1.0f);
+      dot_codes(x.doubled(r), x.quarter_scales(r), std::min(kChunkRows, x.rows() - r), tile.doubled.data(),
+                tile.scales.data(), count, weight.columns, out + r * out_stride + n, out_stride);
+    }
+}
+
+}  // namespace faultline::kernels
