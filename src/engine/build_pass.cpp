@@ -396,7 +396,7 @@ class GlmBuilder {
     if (w.has_indexer) shadow_index_ = indexer(w, ap, h, qr, true);
   }
 
-  bool prefill() const { return pass_.shape.phase == Phase::kPrefill; }
+  bool prefill() const { return pass_.shape.phase == PassPhase::kPrefill; }
   bool from_rows() const { return prefill() && config_.prefill_from_rows && !pass_.shape.has_prefix; }
   bool gathers() const { return prefill() && config_.prefill_gathers && pass_.shape.has_prefix; }
   IndexForm index_form() const { return from_rows() || gathers() ? kRagged : kPaged; }

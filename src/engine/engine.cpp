@@ -108,7 +108,7 @@ Result<PassOutcome> Engine::prefill(std::span<Sequence*> sequences, const StepOp
     budget -= count;
   }
   FAULTLINE_CHECK(!rows.empty());
-  FAULTLINE_TRY(PassOutcome outcome, run(rows, Phase::kPrefill, options));
+  FAULTLINE_TRY(PassOutcome outcome, run(rows, PassPhase::kPrefill, options));
   done = std::all_of(sequences.begin(), sequences.end(),
                      [](const Sequence* sequence) { return sequence->cached >= sequence->prompt; });
   return outcome;
@@ -120,7 +120,7 @@ Result<PassOutcome> Engine::decode(std::span<Sequence*> sequences, const StepOpt
     FAULTLINE_CHECK(sequence->cached + 1 == static_cast<int64_t>(sequence->tokens.size()));
     rows.push_back({sequence, sequence->cached, 1});
   }
-  return run(rows, Phase::kDecode, options);
+  return run(rows, PassPhase::kDecode, options);
 }
 
 Status Engine::capture(int64_t largest, bool greedy_too) {
@@ -128,7 +128,7 @@ Status Engine::capture(int64_t largest, bool greedy_too) {
     for (const bool greedy : {false, true}) {
       if (greedy && !greedy_too) continue;
       PassShape shape;
-      shape.phase = Phase::kDecode;
+      shape.phase = PassPhase::kDecode;
       shape.tokens = bucket;
       shape.requests = bucket;
       shape.has_prefix = true;
@@ -163,7 +163,7 @@ Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
   return eager_.get();
 }
 
-Result<PassOutcome> Engine::run(std::span<const Rows> rows, Phase phase, const StepOptions& options) {
+Result<PassOutcome> Engine::run(std::span<const Rows> rows, PassPhase phase, const StepOptions& options) {
   int64_t tokens = 0;
   bool prefix = false;
   for (const Rows& row : rows) {
@@ -171,7 +171,7 @@ Result<PassOutcome> Engine::run(std::span<const Rows> rows, Phase phase, const S
     prefix = prefix || row.begin > 0;
     FAULTLINE_TRY_STATUS(pool_->grow(row.sequence->request, row.begin + row.count));
   }
-  const bool graph = config_.cuda_graph && phase == Phase::kDecode;
+  const bool graph = config_.cuda_graph && phase == PassPhase::kDecode;
   PassShape shape;
   shape.phase = phase;
   shape.tokens = graph ? graph_buckets(tokens).back() : tokens;

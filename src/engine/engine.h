@@ -68,7 +68,7 @@ class Engine {
     int64_t begin;  // first new position
     int64_t count;
   };
-  Result<PassOutcome> run(std::span<const Rows> rows, Phase phase, const StepOptions& options);
+  Result<PassOutcome> run(std::span<const Rows> rows, PassPhase phase, const StepOptions& options);
   Result<Pass*> pass_for(const PassShape& shape, bool keep);
 
   const ModelWeights& weights_;
@@ -87,7 +87,7 @@ class Engine {
   Pass* last_ = nullptr;
   PassInfo info_;
   RunState state_;
-  std::map<Phase, int64_t> steps_;
+  std::map<PassPhase, int64_t> steps_;
   int64_t samples_ = 0;
 };
 

@@ -9,7 +9,7 @@ Status require_clean(const PassOutcome& outcome) {
   if (outcome.fault) return internal_error("{} ({}): {}", outcome.fault->op, outcome.fault->kernel, outcome.fault->fault.message);
   if (!outcome.violations.empty()) {
     const EngineViolation& v = outcome.violations.front();
-    return internal_error("{} ({}), {}: {} in {}: {}", v.op, v.kernel, phase_name(v.info.phase), v.violation.kind, v.tensor,
+    return internal_error("{} ({}), {}: {} in {}: {}", v.op, v.kernel, pass_phase_name(v.info.phase), v.violation.kind, v.tensor,
                           v.violation.detail);
   }
   return {};
@@ -26,7 +26,7 @@ class Recorder {
       : results_(results), sequences_(sequences), hidden_(results.size(), std::vector<std::vector<float>>(layers + 1)) {}
 
   void layer(const Pass& pass, const PassInfo& info, int layer) {
-    if (info.phase != Phase::kPrefill) return;
+    if (info.phase != PassPhase::kPrefill) return;
     const auto l = static_cast<size_t>(layer);
     for_each_row(pass, info, [&](size_t i, int64_t row, int64_t position) {
       if (l == 0) append_row(pass.embeddings, row, hidden_[i][0]);

@@ -13,7 +13,7 @@ namespace faultline {
 
 // Where a run is: which pass of which phase.
 struct PassInfo {
-  Phase phase = Phase::kPrefill;
+  PassPhase phase = PassPhase::kPrefill;
   int64_t step = 0;   // passes of this phase so far, from 0
   LiveCounts live;
   bool graph = false;  // a replay of recorded ops with static buffers, padded to a bucket

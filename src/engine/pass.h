@@ -13,12 +13,12 @@
 
 namespace faultline {
 
-enum class Phase : uint8_t { kPrefill, kDecode };
-inline const char* phase_name(Phase phase) { return phase == Phase::kPrefill ? "prefill" : "decode"; }
+enum class PassPhase : uint8_t { kPrefill, kDecode };
+inline const char* pass_phase_name(PassPhase phase) { return phase == PassPhase::kPrefill ? "prefill" : "decode"; }
 
 // The rows of a pass. `tokens` and `requests` are what the buffers hold; a padded replay has fewer live ones.
 struct PassShape {
-  Phase phase = Phase::kPrefill;
+  PassPhase phase = PassPhase::kPrefill;
   int64_t tokens = 0;
   int64_t requests = 0;
   bool has_prefix = false;  // a request already has cached tokens
