@@ -104,6 +104,23 @@ void matmul(const float* x, int64_t rows, const MatmulWeight& weight, float* out
     matmul_chunk(x + r * weight.columns, std::min(kChunkRows, rows - r), weight, out + r * out_stride, out_stride);
 }
 
+void matmul_kn(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride) {
+  const int64_t k = weight.rows;
+  const int64_t columns = weight.columns;
+  if (weight.type == WeightType::kF32) {
+    columns_f32(x, k, rows, static_cast<const float*>(weight.values), weight.stride, k, columns, out, out_stride);
+    return;
+  }
+  if (weight.type == WeightType::kBf16) {
+    columns_bf16(x, k, rows, static_cast<const uint16_t*>(weight.values), weight.stride, k, columns, out, out_stride);
+    return;
+  }
+  FAULTLINE_CHECK(weight.type == WeightType::kF16);
+  std::vector<float> floats(static_cast<size_t>(k * columns));
+  dequantize(weight, 0, k, floats.data());
+  columns_f32(x, k, rows, floats.data(), columns, k, columns, out, out_stride);
+}
+
 Fp4Rows::Fp4Rows(int64_t rows, int64_t columns)
     : rows_(rows),
       columns_(columns),

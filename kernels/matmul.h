@@ -34,6 +34,9 @@ struct MatmulWeight {
 // to the caller's epilogue. `columns` of an NVFP4 weight is a multiple of kFp4Block.
 void matmul(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride);
 
+// The weight lies the other way round: out[r][c] = sum_k x[r][k] * w[k][c], with weight.rows = K. Not for kFp8, kFp4.
+void matmul_kn(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride);
+
 // NVFP4 activations, decoded once for any number of products: codes as twice their value, scales as floats.
 class Fp4Rows {
  public:

@@ -154,6 +154,71 @@ void DotDoubled(const float* x, int64_t x_stride, int64_t rows, const int8_t* w,
   DotWeights(x, x_stride, rows, loaders, weights, columns, out, out_stride);
 }
 
+// out[r][n..] = sum_k x[r][k] * w[k][n..]: kVectors of columns stay in registers while k runs.
+template <int kVectors, int kRows, class Loader>
+HWY_INLINE void ColumnsTile(const float* HWY_RESTRICT x, int64_t x_stride, const Loader& first, int64_t w_stride,
+                            int64_t k, int64_t column, float* HWY_RESTRICT out, int64_t out_stride) {
+  const Floats floats;
+  const int64_t lanes = float_lanes();
+  FloatVector sums[kVectors * kRows];
+  FAULTLINE_UNROLL
+  for (auto& sum : sums) sum = hn::Zero(floats);
+  for (int64_t i = 0; i < k; ++i) {
+    const Loader loader{first.row + i * w_stride};
+    FloatVector w[kVectors];
+    FAULTLINE_UNROLL
+    for (int v = 0; v < kVectors; ++v) w[v] = loader(column + v * lanes);
+    FAULTLINE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto value = hn::Set(floats, x[r * x_stride + i]);
+      FAULTLINE_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r * kVectors + v] = hn::MulAdd(w[v], value, sums[r * kVectors + v]);
+    }
+  }
+  FAULTLINE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    FAULTLINE_UNROLL
+    for (int v = 0; v < kVectors; ++v)
+      hn::StoreU(sums[r * kVectors + v], floats, out + r * out_stride + column + v * lanes);
+  }
+}
+
+template <int kRows, class Loader>
+HWY_INLINE void ColumnsRows(const float* x, int64_t x_stride, const Loader& first, int64_t w_stride, int64_t k,
+                            int64_t columns, float* out, int64_t out_stride) {
+  const int64_t lanes = float_lanes();
+  int64_t c = 0;
+  for (; c + 4 * lanes <= columns; c += 4 * lanes)
+    ColumnsTile<4, kRows>(x, x_stride, first, w_stride, k, c, out, out_stride);
+  for (; c + lanes <= columns; c += lanes) ColumnsTile<1, kRows>(x, x_stride, first, w_stride, k, c, out, out_stride);
+  for (; c < columns; ++c)
+    for (int r = 0; r < kRows; ++r) {
+      float sum = 0;
+      for (int64_t i = 0; i < k; ++i) sum += Loader{first.row + i * w_stride}.one(c) * x[r * x_stride + i];
+      out[r * out_stride + c] = sum;
+    }
+}
+
+template <class Loader>
+HWY_INLINE void Columns(const float* x, int64_t x_stride, int64_t rows, const Loader& first, int64_t w_stride,
+                        int64_t k, int64_t columns, float* out, int64_t out_stride) {
+  int64_t r = 0;
+  for (; r + 2 <= rows; r += 2)
+    ColumnsRows<2>(x + r * x_stride, x_stride, first, w_stride, k, columns, out + r * out_stride, out_stride);
+  if (r < rows)
+    ColumnsRows<1>(x + r * x_stride, x_stride, first, w_stride, k, columns, out + r * out_stride, out_stride);
+}
+
+void ColumnsF32(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t w_stride, int64_t k,
+                int64_t columns, float* out, int64_t out_stride) {
+  Columns(x, x_stride, rows, LoadFloats{w}, w_stride, k, columns, out, out_stride);
+}
+
+void ColumnsBf16(const float* x, int64_t x_stride, int64_t rows, const uint16_t* w, int64_t w_stride, int64_t k,
+                 int64_t columns, float* out, int64_t out_stride) {
+  Columns(x, x_stride, rows, LoadBf16{w}, w_stride, k, columns, out, out_stride);
+}
+
 #if HWY_TARGET == HWY_SCALAR
 template <int kWeights, int kRows>
 HWY_INLINE void CodesTile(const int16_t* x, const float* x_scales, const int8_t* w, const float* w_scales,
@@ -288,6 +353,8 @@ HWY_EXPORT(DotF32);
 HWY_EXPORT(DotBf16);
 HWY_EXPORT(DotDoubled);
 HWY_EXPORT(DotCodes);
+HWY_EXPORT(ColumnsF32);
+HWY_EXPORT(ColumnsBf16);
 HWY_EXPORT(F16ToFloats);
 HWY_EXPORT(E4m3ToFloats);
 
@@ -315,6 +382,15 @@ void dot_doubled(const float* x, int64_t x_stride, int64_t rows, const int8_t* w
 void dot_codes(const int16_t* x, const float* x_quarter_scales, int64_t rows, const int8_t* w, const float* w_scales,
                int64_t weights, int64_t columns, float* out, int64_t out_stride) {
   HWY_DYNAMIC_DISPATCH(DotCodes)(x, x_quarter_scales, rows, w, w_scales, weights, columns, out, out_stride);
+}
+
+void columns_f32(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t w_stride, int64_t k,
+                 int64_t columns, float* out, int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(ColumnsF32)(x, x_stride, rows, w, w_stride, k, columns, out, out_stride);
+}
+void columns_bf16(const float* x, int64_t x_stride, int64_t rows, const uint16_t* w, int64_t w_stride, int64_t k,
+                  int64_t columns, float* out, int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(ColumnsBf16)(x, x_stride, rows, w, w_stride, k, columns, out, out_stride);
 }
 
 }  // namespace faultline::kernels

@@ -26,4 +26,10 @@ void dot_doubled(const float* x, int64_t x_stride, int64_t rows, const int8_t* w
 void dot_codes(const int16_t* x, const float* x_quarter_scales, int64_t rows, const int8_t* w, const float* w_scales,
                int64_t weights, int64_t columns, float* out, int64_t out_stride);
 
+// The weight lies the other way round: out[r][c] = sum_i x[r][i] * w[i][c], w [k, columns].
+void columns_f32(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t w_stride, int64_t k,
+                 int64_t columns, float* out, int64_t out_stride);
+void columns_bf16(const float* x, int64_t x_stride, int64_t rows, const uint16_t* w, int64_t w_stride, int64_t k,
+                  int64_t columns, float* out, int64_t out_stride);
+
 }  // namespace faultline::kernels

@@ -22,11 +22,47 @@ Weight weight_at(const OpCall& call, int values, int block_scale, int global_sca
                 list.format};
 }
 
+kernels::MatmulWeight matmul_weight(const Weight& weight) {
+  kernels::MatmulWeight result;
+  result.values = weight.values.data;
+  result.stride = weight.values.stride[0];
+  result.rows = weight.rows();
+  result.columns = weight.columns();
+  if (weight.format == Format::kNvfp4) {
+    result.type = kernels::WeightType::kFp4;
+    result.fp4_scales = weight.block_scale.as<uint8_t>();
+    result.scale_stride = weight.block_scale.stride[0];
+    return result;
+  }
+  switch (weight.values.dtype) {
+    case Dtype::kF32:
+      result.type = kernels::WeightType::kF32;
+      break;
+    case Dtype::kBF16:
+      result.type = kernels::WeightType::kBf16;
+      break;
+    case Dtype::kF16:
+      result.type = kernels::WeightType::kF16;
+      break;
+    case Dtype::kF8E4M3:
+      result.type = kernels::WeightType::kFp8;
+      if (weight.block_scale.data == nullptr) break;
+      FAULTLINE_CHECK(weight.block_scale.dtype == Dtype::kF32);
+      result.fp8_scales = weight.block_scale.as<float>();
+      result.scale_stride = weight.fp8_blocks() ? weight.block_scale.stride[0] : 0;
+      break;
+    default:
+      FAULTLINE_CHECK(!"a weight of this dtype has no product");
+  }
+  return result;
+}
+
 void dequantize_row(const Weight& weight, int64_t row, float* out) {
   const TensorView& values = weight.values;
   const int64_t columns = weight.columns();
   if (weight.format == Format::kNvfp4) {
     dequantize_codes(values, weight.block_scale, row, out);
+    if (weight.global_scale.data == nullptr) return;
     const float global = weight.global_scale.load(0);
     for (int64_t c = 0; c < columns; ++c) out[c] *= global;
     return;
@@ -58,11 +94,28 @@ float largest_scalar(const Argument& argument) {
 }
 
 void load_row(const TensorView& view, int64_t row, float* out) {
-  for (int64_t c = 0; c < view.dim(1); ++c) out[c] = view.load(view.offset(row, c));
+  const int64_t begin = view.offset(row);
+  const int64_t columns = view.dim(1);
+  switch (view.dtype) {
+    case Dtype::kF32:
+      std::copy(view.as<float>() + begin, view.as<float>() + begin + columns, out);
+      return;
+    case Dtype::kBF16:
+      for (int64_t c = 0; c < columns; ++c) out[c] = to_float(view.as<Bf16>()[begin + c]);
+      return;
+    default:
+      for (int64_t c = 0; c < columns; ++c) out[c] = view.load(begin + c);
+  }
 }
 
 void store_row(const TensorView& view, int64_t row, const float* values) {
-  for (int64_t c = 0; c < view.dim(1); ++c) view.store(view.offset(row, c), values[c]);
+  const int64_t begin = view.offset(row);
+  const int64_t columns = view.dim(1);
+  if (view.dtype == Dtype::kF32) {
+    std::copy(values, values + columns, view.as<float>() + begin);
+    return;
+  }
+  for (int64_t c = 0; c < columns; ++c) view.store(begin + c, values[c]);
 }
 
 std::vector<float> load_rows(const TensorView& view) {

@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/matmul.h"
 #include "ops/op.h"
 
 namespace faultline {
 
-inline constexpr int64_t kFp4Block = 16;    // columns that share one e4m3 scale
-inline constexpr int64_t kFp8Block = 128;   // rows and columns that share one fp32 scale (block FP8)
+using kernels::kFp4Block;
+using kernels::kFp8Block;
 inline constexpr float kFp4Largest = 6.0f;  // largest e2m1 magnitude
 
 // One matrix [rows, columns] of a list, with the scales that its precision has; null views where it has none.
@@ -28,7 +29,10 @@ struct Weight {
 // Matrix `at` of the lists in three operands of a call.
 Weight weight_at(const OpCall& call, int values, int block_scale, int global_scale, size_t at);
 
-// One row as floats.
+// The same as the products of kernels/ take it.
+kernels::MatmulWeight matmul_weight(const Weight& weight);
+
+// One row as floats; without a global scale where that view is null.
 void dequantize_row(const Weight& weight, int64_t row, float* out);
 
 // NVFP4 activations as floats without their global scale: code * e4m3 scale.
