@@ -22,16 +22,18 @@ struct Violation {
   int64_t step = 0;        // pass number within the phase, from 0
   int64_t layer = -1;
   int64_t rank = 0;
-  std::string tensor;      // "layers.0.self_attn.kv_cache"
-  std::string kind;        // a verdict name: "nonfinite", "layout", "bounds", …
+  std::string tensor;          // "layers.0.self_attn.kv_cache"
+  std::string kind;            // a verdict name: "nonfinite", "layout", "bounds", …
   std::vector<int64_t> index;  // coordinates within the tensor; caches: [slot, byte or column]
-  std::string value;       // "nan", "inf", "3.5", "-1"
-  std::string bits;        // "0x7fc00000"
-  int64_t count = 0;       // elements of this tensor that break the same contract in this pass
-  std::string inputs_clean;  // "yes", "no" (then `bad_input` names one), "unknown"
-  std::string bad_input;   // tensor or checkpoint tensor that was already bad
-  std::string detail;      // one sentence: what was expected, which request, which probe
-  bool setting = false;    // a gap to the model reference, not to the kernel's spec
+  std::string value;           // "nan", "inf", "3.5", "-1"
+  std::string bits;            // "0x7fc00000"
+  int64_t count = 0;           // elements of this tensor that break the same contract in this pass
+  std::string inputs_clean;    // "yes", "no" (then `bad_input` names one), "unknown"
+  std::string bad_input;       // tensor or checkpoint tensor that was already bad
+  std::string detail;          // one sentence: what was expected, which request, which probe
+  bool setting = false;        // a gap to the model reference, not to the kernel's spec
+  std::string
+      follows;  // own kernels: the backend whose layout and arithmetic the kernel follows; empty: none, or not known
 };
 
 struct ConfigurationResult {
@@ -62,9 +64,10 @@ struct Localized {
   std::string necessary;
   std::string confidence;  // "high", "medium", "low", with k of n where repeated
   std::vector<std::string> configurations;
-  std::string capsule;     // path inside the run directory, or empty
+  std::string capsule;  // path inside the run directory, or empty
   std::string explanation;
   std::vector<std::string> evidence;  // sentences, in the order to read them
+  std::string follows;                // as in Violation
 };
 
 struct MinimalCombination {
@@ -90,10 +93,11 @@ struct Inert {
 };
 
 struct Workaround {
-  std::string id;       // the passing configuration
-  AxisValues changes;   // what to change
-  std::string from;     // the failing configuration it is nearest to
+  std::string id;      // the passing configuration
+  AxisValues changes;  // what to change
+  std::string from;    // the failing configuration it is nearest to
   std::string signature;
+  std::string launch_command;  // the server's command line with the changes made, where one was given; else empty
 };
 
 struct Findings {

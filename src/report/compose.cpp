@@ -1,0 +1,254 @@
+#include "report/compose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "report/answer.h"
+#include "report/phrases.h"
+#include "report/verdict.h"
+
+namespace faultline {
+namespace {
+
+void compose_unlocalized(const Findings& findings, const std::string& plant, Document& document) {
+  std::set<std::string> grouped;
+  for (const Localized& localized : findings.localized) {
+    grouped.insert(localized.configurations.begin(), localized.configurations.end());
+  }
+  std::vector<Text> rest;
+  for (const ConfigurationResult& row : findings.configurations) {
+    if (row.plant != plant || !verdict_is_failure(row.verdict) || grouped.count(row.id) != 0) continue;
+    if (unchanged_by_plant(findings, row)) continue;
+    Text text = Text().code(row.id).text(", ").text(row.verdict);
+    if (row.first_violation) {
+      text.text(": ").append(place_text(*row.first_violation));
+    } else if (!row.reason.empty()) {
+      text.text(": " + row.reason);
+    }
+    rest.push_back(std::move(text));
+  }
+  if (rest.empty()) return;
+  document.paragraph("Failures that belong to no signature above:");
+  document.list(std::move(rest));
+}
+
+void compose_signatures(const Findings& findings, Document& document) {
+  document.heading(2, "What broke, and the proof");
+  bool any = false;
+  for (const Localized& localized : findings.localized) {
+    if (!localized.plant.empty()) continue;
+    compose_signature(findings, localized, 3, document);
+    any = true;
+  }
+  if (!any) {
+    const bool failing =
+        std::any_of(findings.configurations.begin(), findings.configurations.end(),
+                    [](const auto& row) { return row.plant.empty() && verdict_is_failure(row.verdict); });
+    document.paragraph(failing ? "There are failures, and none could be grouped and searched." : "Nothing failed.");
+  }
+  compose_unlocalized(findings, "", document);
+}
+
+Text ruled_out_text(const RuledOut& entry, bool with_signature) {
+  Text text = Text().code(entry.axis).text(" is ruled out");
+  if (with_signature) text.text(" for ").code(entry.signature);
+  if (!entry.condition.empty()) text.text(" under ").append(settings_text(entry.condition));
+  return text.text(": rows that differ in it alone fail alike (" + pairs_text(entry.pairs) + ").");
+}
+
+void compose_irrelevant(const Findings& findings, Document& document) {
+  document.heading(2, "Ruled out, and without effect");
+  std::vector<Text> ruled_out;
+  for (const RuledOut& entry : findings.ruled_out) {
+    if (entry.plant.empty()) ruled_out.push_back(ruled_out_text(entry, true));
+  }
+  if (ruled_out.empty()) {
+    document.paragraph("No setting is ruled out: that takes two failing rows that differ in it alone.");
+  } else {
+    document.paragraph("Each pair names two rows that differ in this setting alone and fail in the same way.");
+    document.list(std::move(ruled_out));
+  }
+  if (findings.inert.empty()) return;
+  std::vector<Text> inert;
+  for (const Inert& entry : findings.inert) {
+    Text text = Text().code(entry.axis).text(" never mattered");
+    if (!entry.condition.empty()) text.text(" under ").append(settings_text(entry.condition));
+    if (!entry.because.empty()) text.text(": " + entry.because);
+    if (!entry.pairs.empty()) text.text(" (" + pairs_text(entry.pairs) + ")");
+    inert.push_back(text.text("."));
+  }
+  document.paragraph(
+      "Settings whose values resolve to the same kernels and formats, so that changing them changes nothing:");
+  document.list(std::move(inert));
+}
+
+void compose_next(const Findings& findings, Document& document) {
+  document.heading(2, "Untested, and the next experiments worth their time");
+  if (findings.next_experiments.empty()) {
+    document.paragraph("Nothing in this grid is left open.");
+    return;
+  }
+  document.list({findings.next_experiments.begin(), findings.next_experiments.end()});
+}
+
+void compose_workarounds(const Findings& findings, Document& document) {
+  document.heading(2, "Work-around");
+  if (findings.workarounds.empty()) {
+    document.paragraph("No configuration of this grid both passes and is near a failing one.");
+    return;
+  }
+  document.paragraph("The nearest configurations that passed. They avoid the fault, they do not mend it.");
+  for (const Workaround& workaround : findings.workarounds) {
+    Text text(workaround.from.empty() ? "Set " : "In " + workaround.from + ", set ");
+    text.append(settings_text(workaround.changes)).text(": " + workaround.id + " passes");
+    if (!workaround.signature.empty()) text.text(", without ").code(workaround.signature);
+    document.list({text.text(".")});
+    if (!workaround.launch_command.empty()) document.code(workaround.launch_command);
+  }
+}
+
+void compose_replay(const Findings& findings, Document& document) {
+  document.heading(2, "How to replay");
+  std::vector<std::string> commands;
+  for (const Localized& localized : findings.localized) {
+    const ConfigurationResult* example = example_of(findings, localized);
+    if (example != nullptr) commands.push_back(replay_command(findings, example->id));
+  }
+  if (commands.empty() && !findings.configurations.empty()) {
+    commands.push_back(replay_command(findings, findings.configurations.front().id));
+  }
+  if (commands.empty()) {
+    document.paragraph("Nothing was run.");
+    return;
+  }
+  document.paragraph(
+      "Each runs one case alone. Exit code 0: it is good; 1: it fails; 125: it cannot run here. So the same command "
+      "serves "
+      "git bisect run.");
+  std::string lines;
+  std::set<std::string> seen;
+  for (const std::string& command : commands) {
+    if (seen.insert(command).second) lines += command + "\n";
+  }
+  document.code(lines);
+}
+
+void compose_environment(const Findings& findings, Document& document) {
+  document.heading(2, "Environment");
+  if (findings.environment.empty()) {
+    document.paragraph("Not recorded.");
+    return;
+  }
+  std::vector<std::vector<Cell>> rows;
+  for (const auto& [name, value] : findings.environment) rows.push_back({{Text(name)}, {Text().code(value)}});
+  document.table({"what", "value"}, std::move(rows));
+}
+
+void compose_limits(const Findings& findings, Document& document) {
+  document.heading(2, "Limits of the evidence");
+  std::vector<Text> limits;
+  limits.push_back(Text("Kernels of provenance ")
+                       .code("own")
+                       .text(" are this tool's own. They follow a backend's data layout, indices, tiles and guards; "
+                             "they are not that vendor's "
+                             "code. What is convicted is the layout, the settings or our own kernel, never the "
+                             "vendor's binary. Only a "
+                             "third-party kernel that was loaded and run can convict itself."));
+  const auto checks = findings.environment.find("checks");
+  const std::string level = checks == findings.environment.end() ? "" : checks->second;
+  if (level.empty() || level == "full") {
+    limits.push_back(
+        Text("A pass under ")
+            .code("checks: full")
+            .text(" says that values were finite, written and in range; finite but wrong results were not looked for. ")
+            .code("checks: reference")
+            .text(" looks for them."));
+  } else if (level == "finite") {
+    limits.push_back(Text("A pass under ")
+                         .code("checks: finite")
+                         .text(" says that values were finite; nothing else was looked for."));
+  } else if (level == "off") {
+    limits.push_back(Text("Under ")
+                         .code("checks: off")
+                         .text(" only a worker's death or exit makes a failure; a pass says that it lived."));
+  }
+  size_t not_run = 0;
+  size_t off_target = 0;
+  int64_t repeats = 0;
+  for (const ConfigurationResult& row : findings.configurations) {
+    const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
+    not_run += !ran;
+    off_target += ran && row.target_status != "runs" && !row.target_status.empty();
+    repeats = std::max(repeats, row.repeats);
+  }
+  if (not_run != 0) {
+    limits.push_back(Text(counted(not_run, "configuration") +
+                          " did not run (guard, unsupported or skipped). These are read "
+                          "from the server's rules for the target and are no evidence for or against anything."));
+  }
+  if (off_target != 0) {
+    limits.push_back(Text(counted(off_target, "configuration") +
+                          " ran here although the target refuses or lacks it. The "
+                          "verdict is that of this run; the target's status is in the table."));
+  }
+  limits.push_back(repeats > 1
+                       ? fmt::format("Configurations ran up to {} times; a rarer fault can have been missed.", repeats)
+                       : "Each configuration ran once; a fault that depends on timing can have been missed.");
+  for (const std::string& limit : findings.limits) limits.emplace_back(limit);
+  document.list(std::move(limits));
+}
+
+void compose_plant(const Findings& findings, const std::string& plant, Document& document) {
+  document.heading(2, Text("Planted: ").code(plant));
+  document.note(Text()
+                    .strong("This fault was planted on purpose")
+                    .text(", to show how the tool tells it from others. It says nothing about the model, the server or "
+                          "any kernel."));
+  compose_grid(findings, plant, document);
+  for (const Localized& localized : findings.localized) {
+    if (localized.plant == plant) compose_signature(findings, localized, 3, document);
+  }
+  compose_unlocalized(findings, plant, document);
+  std::vector<Text> ruled_out;
+  for (const RuledOut& entry : findings.ruled_out) {
+    if (entry.plant == plant) ruled_out.push_back(ruled_out_text(entry, true));
+  }
+  if (!ruled_out.empty()) document.list(std::move(ruled_out));
+}
+
+}  // namespace
+
+Document compose(const Findings& findings) {
+  Document document;
+  document.title = findings.experiment.empty() ? "Faultline findings" : "Faultline findings: " + findings.experiment;
+  document.heading(1, document.title);
+  std::vector<Text> answer;
+  for (const AnswerLine& line : answer_lines(findings)) {
+    answer.push_back(Text().strong(line.label + ":").text(" ").append(line.text));
+  }
+  document.numbered(std::move(answer));
+  document.paragraph(
+      "Faultline ran each configuration of the grid in a process of its own and checked what every op of the model's "
+      "forward "
+      "pass wrote. A configuration is one choice of server settings; a contract is what must hold of an op's output; "
+      "guard means that the server itself refuses a configuration, unsupported that its kernel does not exist for the "
+      "target.");
+
+  document.heading(2, "The grid");
+  compose_grid(findings, "", document);
+  compose_signatures(findings, document);
+  compose_irrelevant(findings, document);
+  compose_next(findings, document);
+  compose_workarounds(findings, document);
+  compose_replay(findings, document);
+  for (const std::string& plant : plants_of(findings)) {
+    if (!plant.empty()) compose_plant(findings, plant, document);
+  }
+  compose_environment(findings, document);
+  compose_limits(findings, document);
+  return document;
+}
+
+}  // namespace faultline

@@ -1,0 +1,184 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "report/compose.h"
+#include "report/phrases.h"
+#include "report/verdict.h"
+
+namespace faultline {
+namespace {
+
+using Rows = std::vector<const ConfigurationResult*>;
+
+constexpr size_t kLongGrid = 40;    // rows; a longer table is grouped
+constexpr size_t kMaxListed = 400;  // rows of a folded table; findings.json has them all
+
+Tone tone_of(std::string_view verdict) {
+  switch (verdict_class(verdict)) {
+    case VerdictClass::kPass:
+      return Tone::kGood;
+    case VerdictClass::kNotRun:
+      return Tone::kMuted;
+    case VerdictClass::kViolation:
+    case VerdictClass::kDeath:
+    case VerdictClass::kUnknown:
+      return Tone::kBad;
+  }
+  return Tone::kBad;
+}
+
+std::string value_of(const ConfigurationResult& row, const std::string& axis) {
+  const auto found = row.axes.find(axis);
+  return found == row.axes.end() ? "" : found->second;
+}
+
+std::vector<std::string> values_of(const Rows& rows, const std::string& axis) {
+  std::vector<std::string> values;
+  for (const ConfigurationResult* row : rows) {
+    const std::string value = value_of(*row, axis);
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+  }
+  return values;
+}
+
+std::vector<std::string> axes_of(const Rows& rows) {
+  AxisValues all;
+  for (const ConfigurationResult* row : rows) all.insert(row->axes.begin(), row->axes.end());
+  std::vector<std::string> names;
+  for (const auto& [axis, value] : all) names.push_back(axis);
+  return names;
+}
+
+Cell code_cell(const std::string& value) {
+  return {Text().code(value), Tone::kPlain};
+}
+
+Text reason_text(const ConfigurationResult& row) {
+  Text text;
+  if (!row.reason.empty()) {
+    text.text(row.reason);
+  } else if (row.first_violation) {
+    text.append(place_text(*row.first_violation));
+  }
+  if (row.repeats > 1 && row.failures != 0)
+    text.text(fmt::format(" ({} of {} repeats fail)", row.failures, row.repeats));
+  // A row that ran although the target would not run it, or refuses it.
+  const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
+  if (ran && !row.target_status.empty() && row.target_status != "runs") {
+    text.text(fmt::format("{}on the target: {}", text.empty() ? "" : "; ", row.target_status));
+  }
+  for (const std::string& note : row.notes) text.text((text.empty() ? "note: " : "; note: ") + note);
+  return text;
+}
+
+// One row a configuration.
+void detailed(const Rows& rows, const std::vector<std::string>& varying, Document& document) {
+  std::vector<Text> header{"id"};
+  for (const std::string& axis : varying) header.push_back(Text().code(axis));
+  header.emplace_back("verdict");
+  header.emplace_back("reason");
+  std::vector<std::vector<Cell>> cells;
+  for (const ConfigurationResult* row : rows) {
+    if (cells.size() == kMaxListed) break;
+    std::vector<Cell> line{{row->id}};
+    for (const std::string& axis : varying) line.push_back(code_cell(value_of(*row, axis)));
+    line.push_back({row->verdict, tone_of(row->verdict)});
+    line.push_back({reason_text(*row)});
+    cells.push_back(std::move(line));
+  }
+  document.table(std::move(header), std::move(cells));
+  if (rows.size() > kMaxListed) {
+    document.paragraph(Text(fmt::format("{} more are in ", rows.size() - kMaxListed)).code("findings.json").text("."));
+  }
+}
+
+void grouped(const Rows& rows, const std::vector<std::string>& varying, Document& document) {
+  std::vector<std::tuple<std::string, std::string, Rows>> groups;
+  for (const ConfigurationResult* row : rows) {
+    const std::string outcome = outcome_of(*row);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& candidate) {
+      return std::get<0>(candidate) == row->verdict && std::get<1>(candidate) == outcome;
+    });
+    if (group == groups.end()) group = groups.insert(groups.end(), {row->verdict, outcome, {}});
+    std::get<2>(*group).push_back(row);
+  }
+  // Failures are what the reader came for.
+  std::stable_sort(groups.begin(), groups.end(), [](const auto& left, const auto& right) {
+    return verdict_is_failure(std::get<0>(left)) && !verdict_is_failure(std::get<0>(right));
+  });
+
+  std::vector<Text> header{"verdict", "rows"};
+  for (const std::string& axis : varying) header.push_back(Text().code(axis));
+  header.emplace_back("reason");
+  header.emplace_back("ids");
+  std::vector<std::vector<Cell>> cells;
+  for (const auto& [verdict, outcome, members] : groups) {
+    std::vector<Cell> line{{verdict, tone_of(verdict)}, {fmt::format("{}", members.size())}};
+    std::vector<std::string> ids;
+    for (const ConfigurationResult* row : members) ids.push_back(row->id);
+    for (const std::string& axis : varying) {
+      const std::vector<std::string> values = values_of(members, axis);
+      if (values.size() > 1 && values.size() == values_of(rows, axis).size()) {
+        line.push_back({"any", Tone::kMuted});
+        continue;
+      }
+      Text text;
+      for (const std::string& value : values) text.text(text.empty() ? "" : ", ").code(value);
+      line.push_back({text});
+    }
+    line.push_back({outcome});
+    constexpr size_t kMaxIds = 6;
+    line.push_back({ids_text(ids, kMaxIds)});
+    cells.push_back(std::move(line));
+  }
+  document.table(std::move(header), std::move(cells));
+  document.paragraph("A column lists the values that occur among a line's rows; \"any\" is every value of the grid.");
+  Document all;
+  detailed(rows, varying, all);
+  document.folded(fmt::format("All {}, one a line", counted(rows.size(), "row")), std::move(all));
+}
+
+}  // namespace
+
+void compose_grid(const Findings& findings, const std::string& plant, Document& document) {
+  Rows pass;
+  for (const ConfigurationResult& row : findings.configurations) {
+    if (row.plant == plant) pass.push_back(&row);
+  }
+  std::vector<std::string> varying;
+  AxisValues fixed;
+  for (const std::string& axis : axes_of(pass)) {
+    const std::vector<std::string> values = values_of(pass, axis);
+    if (values.size() > 1) {
+      varying.push_back(axis);
+    } else {
+      fixed[axis] = values.front();
+    }
+  }
+
+  Rows shown;
+  for (const ConfigurationResult* row : pass) {
+    // Of a planted pass only what the plant changed is news.
+    if (!unchanged_by_plant(findings, *row)) shown.push_back(row);
+  }
+  if (shown.empty()) {
+    document.paragraph(plant.empty() ? "There are no configurations."
+                                     : "The planted fault changed no configuration's verdict.");
+    return;
+  }
+  if (shown.size() > kLongGrid) {
+    grouped(shown, varying, document);
+  } else {
+    detailed(shown, varying, document);
+  }
+  if (shown.size() < pass.size()) {
+    document.paragraph(fmt::format("The other {} of this pass came out as they do without the plant.",
+                                   counted(pass.size() - shown.size(), "row")));
+  }
+  if (plant.empty() && !fixed.empty())
+    document.paragraph(Text("The same in every row: ").append(settings_text(fixed)).text("."));
+}
+
+}  // namespace faultline

@@ -1,0 +1,87 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "report/compose.h"
+#include "report/escape.h"
+#include "report/phrases.h"
+
+namespace faultline {
+namespace {
+
+Text reproduces_text(const std::string& answer) {
+  if (answer == "yes") return "yes: replayed alone on its recorded inputs, the op breaks again";
+  if (answer == "no")
+    return "no: replayed alone on its recorded inputs, the op behaves; the fault needs the run around it";
+  return "unknown: it could not be replayed";
+}
+
+Text necessary_text(const std::string& answer) {
+  if (answer == "yes") return "yes: with a reference in its place the failure is gone from the run";
+  if (answer == "no") return "no: with a reference in its place the run still fails this way";
+  return "unknown: no run with a reference in its place could be made";
+}
+
+Text build_text(const std::string& build) {
+  if (build == "checked") return "checked: every index of the kernel was tested against its tensor";
+  if (build == "unchecked") return "unchecked: as it runs in screening";
+  return build;
+}
+
+Text combinations_text(const Findings& findings, const Localized& localized) {
+  Text text;
+  for (const MinimalCombination& combination : findings.minimal_combinations) {
+    if (combination.signature != localized.signature || combination.plant != localized.plant) continue;
+    if (!text.empty()) text.text("; or ");
+    text.append(combination.axes.empty() ? Text("none needed: every configuration that ran fails")
+                                         : settings_text(combination.axes));
+    for (size_t i = 0; i < combination.untested.size(); ++i) {
+      text.text(i == 0 ? " (untested, so perhaps not needed: " : ", ").code(combination.untested[i]);
+    }
+    if (!combination.untested.empty()) text.text(")");
+  }
+  return text;
+}
+
+}  // namespace
+
+void compose_signature(const Findings& findings, const Localized& localized, int level, Document& document) {
+  document.heading(level, Text().code(localized.signature));
+  document.paragraph(Text(localized.culprit.empty() ? "" : "Convicted: ").append(culprit_text(localized)).text("."));
+  if (!localized.explanation.empty()) document.paragraph(localized.explanation);
+
+  std::vector<std::vector<Cell>> rows;
+  const auto add = [&](const char* question, Text answer) {
+    if (!answer.empty()) rows.push_back({{Text(question)}, {std::move(answer)}});
+  };
+  const ConfigurationResult* example = example_of(findings, localized);
+  const Violation* violation = violation_of(findings, localized);
+  if (violation != nullptr) {
+    add("First broken contract", place_text(*violation).text(" (" + example->id + ")"));
+    add("What was expected", violation->detail);
+    add("Kernel", kernel_text(violation->kernel, violation->provenance, violation->follows));
+    add("Inputs clean", inputs_text(*violation));
+    add("Build", build_text(violation->build));
+  } else {
+    add("Op", localized.op.empty() ? Text() : Text().code(localized.op));
+    add("Kernel", kernel_text(localized.kernel, localized.provenance, localized.follows));
+  }
+  add("Reproduces alone", reproduces_text(localized.reproduces));
+  add("Necessary", necessary_text(localized.necessary));
+  add("Confidence", localized.confidence);
+  add("Smallest combination", combinations_text(findings, localized));
+  add("Configurations", fmt::format("{} ({})", ids_text(localized.configurations), localized.configurations.size()));
+  if (!localized.capsule.empty()) {
+    const std::string directory = findings.run_directory.empty() ? "RUN" : findings.run_directory;
+    add("The op alone", Text().code("faultline replay " + shell_word(directory + "/" + localized.capsule)));
+  }
+  if (example != nullptr) add("The configuration alone", Text().code(replay_command(findings, example->id)));
+  document.table({"question", "answer"}, std::move(rows));
+
+  if (!localized.evidence.empty()) {
+    document.paragraph("The evidence, in order:");
+    document.numbered({localized.evidence.begin(), localized.evidence.end()});
+  }
+}
+
+}  // namespace faultline
