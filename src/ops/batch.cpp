@@ -1,8 +1,11 @@
 // prepare: what each token row of a pass is.
 #include <algorithm>
 
+#include "kernels/prepare.h"
+#include "ops/kernel_operands.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
+#include "ops/tolerances.h"
 
 namespace faultline {
 namespace {
@@ -39,6 +42,36 @@ void model(const OpCall& call) {
   }
 }
 
+template <bool kChecked>
+void launch(const OpCall& call) {
+  const auto operand = [&call](int at) { return kernel_operand<int32_t>(call, at); };
+  kernels::launch_prepare(
+      call.launch, call.view(Prepare::kSeqLens).dim(0),
+      kernels::PrepareBody<kChecked>{
+          .req_to_token = operand(Prepare::kReqToToken),
+          .req_pool = operand(Prepare::kReqPool),
+          .seq_lens = operand(Prepare::kSeqLens),
+          .cu_seqlens_q = operand(Prepare::kCuSeqlensQ),
+          .positions = operand(Prepare::kPositions),
+          .row_to_request = operand(Prepare::kRowToRequest),
+          .lengths = operand(Prepare::kLengths),
+          .page_table = operand(Prepare::kPageTable),
+          .ragged_offsets = operand(Prepare::kRaggedOffsets),
+          .flat_slots = operand(Prepare::kFlatSlots),
+          .req_to_token_stride = call.view(Prepare::kReqToToken).stride[0],
+          .page_table_stride = call.view(Prepare::kPageTable).stride[0],
+          .columns = std::min(call.view(Prepare::kPageTable).dim(1), call.view(Prepare::kReqToToken).dim(1)),
+          .log = call.launch.log});
+}
+
+KernelResult run(const OpCall& call) {
+  if (call.checked)
+    launch<true>(call);
+  else
+    launch<false>(call);
+  return std::nullopt;
+}
+
 OpKind kind() {
   Region filled = kRequestRows;
   filled.lengths_operand = Prepare::kSeqLens;
@@ -61,6 +94,12 @@ OpKind kind() {
 }
 
 const RegisterKind kRegisterKind(kind());
+
+const RegisterKernel kKernel(Kernel{.name = "prepare",
+                                    .kind = Prepare::kName,
+                                    .follows = "sglang v0.5.9, NSA metadata (page_table_1 of nsa_backend.py)",
+                                    .run = run,
+                                    .tolerance = tolerance_for(Prepare::kName, Dtype::kI32)});
 
 }  // namespace
 }  // namespace faultline

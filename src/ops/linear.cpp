@@ -61,7 +61,7 @@ void w4a4_spec(const OpCall& call) {
     weight.global_scale = TensorView{};
     std::vector<float> result(static_cast<size_t>(codes.dim(0) * weight.rows()));
     reference_product(x.data(), codes.dim(0), weight, result.data(), weight.rows());
-    for (float& value : result) value *= alpha;
+    scale_rows(result.data(), codes.dim(0), weight.rows(), weight.rows(), alpha);
     const TensorView part = slice_last(out, begin, weight.rows());
     for (int64_t r = 0; r < part.dim(0); ++r) store_row(part, r, result.data() + r * weight.rows());
     begin += weight.rows();
@@ -79,11 +79,8 @@ KernelResult run_linear(const OpCall& call) {
     const Weight weight = weight_at(call, Linear::kWeight, Linear::kBlockScale, Linear::kGlobalScale, i);
     FAULTLINE_CHECK(weight.columns() == call.view(Linear::kX).dim(1) && begin + weight.rows() <= width);
     kernels::matmul(x.data(), out.dim(0), matmul_weight(weight), result.data() + begin, width);
-    if (weight.format == Format::kNvfp4) {
-      const float global = weight.global_scale.load(0);
-      for (int64_t r = 0; r < out.dim(0); ++r)
-        for (int64_t n = begin; n < begin + weight.rows(); ++n) result[static_cast<size_t>(r * width + n)] *= global;
-    }
+    if (weight.format == Format::kNvfp4)
+      scale_rows(result.data() + begin, out.dim(0), weight.rows(), width, weight.global_scale.load(0));
     begin += weight.rows();
   }
   for (int64_t r = 0; r < out.dim(0); ++r) store_row(out, r, result.data() + r * width);
@@ -105,8 +102,7 @@ KernelResult run_w4a4(const OpCall& call) {
       const Weight weight = weight_at(call, LinearW4A4::kWeight, LinearW4A4::kBlockScale, LinearW4A4::kGlobalScale, i);
       std::vector<float> result(static_cast<size_t>(rows * weight.rows()));
       kernels::matmul_w4a4(x, matmul_weight(weight), result.data(), weight.rows());
-      const float alpha = input_scale * weight.global_scale.load(0);
-      for (float& value : result) value *= alpha;
+      scale_rows(result.data(), rows, weight.rows(), weight.rows(), input_scale * weight.global_scale.load(0));
       const TensorView part = slice_rows(slice_last(out, begin, weight.rows()), tile, rows);
       for (int64_t r = 0; r < rows; ++r) store_row(part, r, result.data() + r * weight.rows());
       begin += weight.rows();

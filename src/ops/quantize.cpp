@@ -1,8 +1,11 @@
 // quantize_fp4: NVFP4 activations, as SGLang's fp4_quantize makes them.
 #include <cmath>
 
+#include "kernels/quantize_fp4.h"
+#include "ops/kernel_operands.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
+#include "ops/tolerances.h"
 #include "ops/weights.h"
 
 namespace faultline {
@@ -33,11 +36,36 @@ void model(const OpCall& call) {
     }
 }
 
+KernelResult run(const OpCall& call) {
+  const TensorView& x = call.view(QuantizeFp4::kX);
+  with_build(call, x.dtype, [&](auto build) {
+    using T = typename decltype(build)::Element;
+    kernels::launch_quantize_fp4(call.launch, x.dim(0),
+                                 kernels::QuantizeFp4Body<T, decltype(build)::kChecked>{
+                                     .x = kernel_operand<T>(call, QuantizeFp4::kX),
+                                     .codes = kernel_pool(call, QuantizeFp4::kCodes),
+                                     .scales = kernel_pool(call, QuantizeFp4::kScales),
+                                     .columns = x.dim(1),
+                                     .x_stride = x.stride[0],
+                                     .codes_stride = call.view(QuantizeFp4::kCodes).stride[0],
+                                     .scales_stride = call.view(QuantizeFp4::kScales).stride[0],
+                                     .global = 1.0f / largest_scalar(call.argument(QuantizeFp4::kInputScale)),
+                                     .log = call.launch.log});
+  });
+  return std::nullopt;
+}
+
 const RegisterKind kRegisterKind(OpKind{
     .name = QuantizeFp4::kName,
     .operands = {input("x", kExpertRows), weight_list("input_scale"), output("codes", kExpertRows, Content::kFp4Codes),
                  output("scales", kExpertRows, Content::kE4m3Scales)},
     .model = model});
+
+const RegisterKernel kKernel(Kernel{.name = "fp4_quantize",
+                                    .kind = QuantizeFp4::kName,
+                                    .follows = "sglang v0.5.9, layers/quantization/modelopt_quant.py (fp4_quantize)",
+                                    .run = run,
+                                    .tolerance = tolerance_for(QuantizeFp4::kName, Dtype::kU8)});
 
 }  // namespace
 }  // namespace faultline

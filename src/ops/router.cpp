@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/router.h"
+#include "ops/kernel_operands.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
 #include "ops/tolerances.h"
@@ -80,7 +82,8 @@ void model(const OpCall& call) {
       const int64_t expert = order[static_cast<size_t>(j)];
       const float score = row.score[static_cast<size_t>(expert)];
       ids.store_index(ids.offset(t, j), expert);
-      weights.store(weights.offset(t, j), (call.attr().flag("norm_topk") ? score / (sum + 1e-20f) : score) * scaling);
+      weights.store(weights.offset(t, j),
+                    (call.attr().flag("norm_topk") ? score / (sum + kernels::kRouterSumFloor) : score) * scaling);
     }
   }
 }
@@ -117,6 +120,31 @@ std::optional<OpKind::SelectionProblem> selection(const OpCall& call, int64_t li
   return std::nullopt;
 }
 
+KernelResult run(const OpCall& call) {
+  const TensorView& logits = call.view(Router::kLogits);
+  const Attributes& attributes = call.attr();
+  with_build(call, logits.dtype, [&](auto build) {
+    using T = typename decltype(build)::Element;
+    kernels::launch_router(
+        call.launch, logits.dim(0),
+        kernels::RouterBody<T, decltype(build)::kChecked>{.logits = kernel_operand<T>(call, Router::kLogits),
+                                                          .bias = kernel_scalar(call, Router::kBias),
+                                                          .ids = kernel_operand<int32_t>(call, Router::kIds),
+                                                          .weights = kernel_operand<float>(call, Router::kWeights),
+                                                          .experts = logits.dim(1),
+                                                          .k = attributes.integer("k"),
+                                                          .groups = attributes.integer("n_group"),
+                                                          .topk_group = attributes.integer("topk_group"),
+                                                          .norm_topk = attributes.flag("norm_topk"),
+                                                          .scaling = static_cast<float>(attributes.real("scaling")),
+                                                          .logits_stride = logits.stride[0],
+                                                          .ids_stride = call.view(Router::kIds).stride[0],
+                                                          .weights_stride = call.view(Router::kWeights).stride[0],
+                                                          .log = call.launch.log});
+  });
+  return std::nullopt;
+}
+
 const RegisterKind kRegisterKind(OpKind{
     .name = Router::kName,
     .operands = {input("logits"), weight("bias"), index_output("ids", kTokenRows, IndexRule{.unique = true}),  // end: E
@@ -124,6 +152,12 @@ const RegisterKind kRegisterKind(OpKind{
     .model = model,
     .selection = selection,
     .structure = {"k", "n_group", "topk_group", "norm_topk", "scaling"}});
+
+const RegisterKernel kKernel(Kernel{.name = "moe_fused_gate",
+                                    .kind = Router::kName,
+                                    .follows = "sglang v0.5.9, layers/moe/topk.py (biased_grouped_topk)",
+                                    .run = run,
+                                    .tolerance = tolerance_for(Router::kName, Dtype::kF32)});
 
 }  // namespace
 }  // namespace faultline

@@ -4,8 +4,11 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/sampling.h"
+#include "ops/kernel_operands.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
+#include "ops/tolerances.h"
 
 namespace faultline {
 namespace {
@@ -37,7 +40,7 @@ void softmax_model(const OpCall& call) {
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weight[a] > weight[b]; });
       double mass = 0;
       for (const size_t token : order) {
-        if (mass >= top_p * total)
+        if (mass >= top_p * total && mass > 0)
           weight[token] = 0;
         else
           mass += weight[token];
@@ -99,6 +102,72 @@ std::optional<OpKind::SelectionProblem> argmax_selection(const OpCall& call, int
   return std::nullopt;
 }
 
+KernelResult run_softmax(const OpCall& call) {
+  const TensorView& logits = call.view(Softmax::kLogits);
+  with_build(call, logits.dtype, [&](auto build) {
+    using T = typename decltype(build)::Element;
+    kernels::launch_softmax(call.launch, logits.dim(0),
+                            kernels::SoftmaxBody<T, decltype(build)::kChecked>{
+                                .logits = kernel_operand<T>(call, Softmax::kLogits),
+                                .probs = kernel_operand<float>(call, Softmax::kProbs),
+                                .vocabulary = logits.dim(1),
+                                .logits_stride = logits.stride[0],
+                                .probs_stride = call.view(Softmax::kProbs).stride[0],
+                                .temperature = static_cast<float>(call.attr().real("temperature")),
+                                .top_p = call.attr().real("top_p"),
+                                .log = call.launch.log});
+  });
+  return std::nullopt;
+}
+
+// Tokens, and whether some row holds a probability that is NaN, infinite or negative.
+bool launch_sample(const OpCall& call) {
+  const TensorView& probs = call.view(Sample::kProbs);
+  std::vector<int32_t> flags(static_cast<size_t>(probs.dim(0)));
+  const auto launch = [&](auto checked) {
+    kernels::launch_sample(
+        call.launch, probs.dim(0),
+        kernels::SampleBody<decltype(checked)::value>{.probs = kernel_operand<float>(call, Sample::kProbs),
+                                                      .uniform = kernel_operand<float>(call, Sample::kUniform),
+                                                      .tokens = kernel_operand<int32_t>(call, Sample::kTokens),
+                                                      .flags = flags.data(),
+                                                      .vocabulary = probs.dim(1),
+                                                      .probs_stride = probs.stride[0],
+                                                      .log = call.launch.log});
+  };
+  if (call.checked)
+    launch(std::true_type{});
+  else
+    launch(std::false_type{});
+  return std::any_of(flags.begin(), flags.end(), [](int32_t flag) { return flag != 0; });
+}
+
+KernelResult run_pytorch(const OpCall& call) {
+  if (launch_sample(call))
+    return KernelFault{"device-assert", "probability tensor contains either `inf`, `nan` or element < 0"};
+  return std::nullopt;
+}
+
+KernelResult run_flashinfer(const OpCall& call) {
+  launch_sample(call);
+  return std::nullopt;
+}
+
+KernelResult run_argmax(const OpCall& call) {
+  const TensorView& logits = call.view(Argmax::kLogits);
+  with_build(call, logits.dtype, [&](auto build) {
+    using T = typename decltype(build)::Element;
+    kernels::launch_argmax(
+        call.launch, logits.dim(0),
+        kernels::ArgmaxBody<T, decltype(build)::kChecked>{.logits = kernel_operand<T>(call, Argmax::kLogits),
+                                                          .tokens = kernel_operand<int32_t>(call, Argmax::kTokens),
+                                                          .vocabulary = logits.dim(1),
+                                                          .logits_stride = logits.stride[0],
+                                                          .log = call.launch.log});
+  });
+  return std::nullopt;
+}
+
 const RegisterKind kRegisterSoftmax(OpKind{
     .name = Softmax::kName,
     .operands = {input("logits", kRequestRows), output("probs", kRequestRows, Content::kProbabilities)},
@@ -114,6 +183,31 @@ const RegisterKind kRegisterArgmax(OpKind{
     .operands = {input("logits", kRequestRows), index_output("tokens", kRequestRows)},  // end: V
     .model = argmax_model,
     .selection = argmax_selection});
+
+const RegisterKernel kSoftmaxKernel(Kernel{.name = "softmax",
+                                           .kind = Softmax::kName,
+                                           .follows = "sglang v0.5.9, layers/sampler.py; flashinfer's top-p cut",
+                                           .run = run_softmax,
+                                           .tolerance = tolerance_for(Softmax::kName, Dtype::kF32)});
+const RegisterKernel kPytorch(Kernel{
+    .name = "pytorch",
+    .kind = Sample::kName,
+    .follows = "sglang v0.5.9, layers/sampler.py (torch.multinomial, whose device-side assert ends the process)",
+    .run = run_pytorch,
+    .tolerance = tolerance_for(Sample::kName, Dtype::kI32),
+    .serves = {{"sampling_backend", "pytorch"}}});
+const RegisterKernel kFlashinfer(Kernel{
+    .name = "flashinfer",
+    .kind = Sample::kName,
+    .follows = "sglang v0.5.9, layers/sampler.py (top_k_top_p_sampling_from_probs: no assert on NaN)",
+    .run = run_flashinfer,
+    .tolerance = tolerance_for(Sample::kName, Dtype::kI32),
+    .serves = {{"sampling_backend", "flashinfer"}}});
+const RegisterKernel kArgmaxKernel(Kernel{.name = "argmax",
+                                          .kind = Argmax::kName,
+                                          .follows = "torch.argmax in sglang's greedy path, but a NaN never wins",
+                                          .run = run_argmax,
+                                          .tolerance = tolerance_for(Argmax::kName, Dtype::kI32)});
 
 }  // namespace
 }  // namespace faultline

@@ -124,6 +124,11 @@ std::vector<float> load_rows(const TensorView& view) {
   return result;
 }
 
+void scale_rows(float* values, int64_t rows, int64_t columns, int64_t stride, float factor) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t n = 0; n < columns; ++n) values[r * stride + n] *= factor;
+}
+
 void reference_product(const float* x, int64_t rows, const Weight& weight, float* out, int64_t out_stride) {
   if (rows == 0) return;
   const int64_t columns = weight.columns();

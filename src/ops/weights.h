@@ -46,6 +46,9 @@ void load_row(const TensorView& view, int64_t row, float* out);
 void store_row(const TensorView& view, int64_t row, const float* values);
 std::vector<float> load_rows(const TensorView& view);
 
+// values[r][n] *= factor: an epilogue.
+void scale_rows(float* values, int64_t rows, int64_t columns, int64_t stride, float factor);
+
 // out[r][n] = x[r] . w[n], with x [rows, columns] and out [rows, out_stride] in floats. Dequantizes a panel at a time.
 void reference_product(const float* x, int64_t rows, const Weight& weight, float* out, int64_t out_stride);
 
