@@ -24,7 +24,9 @@ int64_t monotonic_ns() {
   return static_cast<int64_t>(now.tv_sec) * kNanoseconds + now.tv_nsec;
 }
 
-double monotonic_seconds() { return static_cast<double>(monotonic_ns()) / static_cast<double>(kNanoseconds); }
+double monotonic_seconds() {
+  return static_cast<double>(monotonic_ns()) / static_cast<double>(kNanoseconds);
+}
 
 std::string utc_timestamp() {
   const std::time_t now = std::time(nullptr);

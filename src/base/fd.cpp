@@ -10,7 +10,9 @@
 
 namespace faultline {
 
-std::string errno_text(int error) { return std::generic_category().message(error); }
+std::string errno_text(int error) {
+  return std::generic_category().message(error);
+}
 
 Result<Pipe> make_pipe() {
   int ends[2];

@@ -69,7 +69,11 @@ InterruptGuard::~InterruptGuard() {
   now.pipe = Pipe{};
 }
 
-int InterruptGuard::fd() { return state().pipe.read.get(); }
-int InterruptGuard::signal() { return g_first_signal.load(); }
+int InterruptGuard::fd() {
+  return state().pipe.read.get();
+}
+int InterruptGuard::signal() {
+  return g_first_signal.load();
+}
 
 }  // namespace faultline

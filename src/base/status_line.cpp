@@ -73,7 +73,9 @@ StatusLine::StatusLine(StatusOptions options) : options_(std::move(options)) {
   if (!options_.now) options_.now = monotonic_seconds;
 }
 
-StatusLine::~StatusLine() { finish(); }
+StatusLine::~StatusLine() {
+  finish();
+}
 
 void StatusLine::update(const StatusCounts& counts, std::string_view text) {
   if (!active_) {

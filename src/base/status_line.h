@@ -13,12 +13,12 @@ namespace faultline {
 
 struct StatusOptions {
   int fd = 2;
-  std::optional<bool> terminal;      // unset: ask the descriptor and $TERM
-  std::optional<bool> color;         // unset: on a terminal, unless $NO_COLOR is set and not empty
-  std::optional<int> width;          // columns; unset: ask the terminal
-  double rewrite_interval_s = 0.1;   // on a terminal
-  double plain_interval_s = 5;       // elsewhere
-  std::function<double()> now;       // seconds; unset: the monotonic clock
+  std::optional<bool> terminal;     // unset: ask the descriptor and $TERM
+  std::optional<bool> color;        // unset: on a terminal, unless $NO_COLOR is set and not empty
+  std::optional<int> width;         // columns; unset: ask the terminal
+  double rewrite_interval_s = 0.1;  // on a terminal
+  double plain_interval_s = 5;      // elsewhere
+  std::function<double()> now;      // seconds; unset: the monotonic clock
 };
 
 struct StatusCounts {

@@ -31,11 +31,12 @@ struct PassedFd {
 };
 
 struct SpawnOptions {
-  std::string program = "/proc/self/exe";  // a path; the child runs the very binary that we run, even if it was replaced
-  std::vector<std::string> arguments;      // argv, with argv[0]
+  std::string program =
+      "/proc/self/exe";                // a path; the child runs the very binary that we run, even if it was replaced
+  std::vector<std::string> arguments;  // argv, with argv[0]
   std::vector<PassedFd> fds;
-  // Bytes; 0: unlimited. The data limit counts private writable memory (heap, stacks of threads), not shared mappings of
-  // weights; the address space limit counts every mapping, and is of no use to a process with a CUDA context.
+  // Bytes; 0: unlimited. The data limit counts private writable memory (heap, stacks of threads), not shared mappings
+  // of weights; the address space limit counts every mapping, and is of no use to a process with a CUDA context.
   uint64_t data_limit = 0;
   uint64_t address_space_limit = 0;
   size_t output_tail = size_t{16} << 10;  // bytes of stdout and stderr kept

@@ -22,15 +22,14 @@ constexpr std::string_view kAfter = "}";
 constexpr size_t kDigits = 16;
 constexpr std::string_view kRepair = "restore the file from a copy, or start a new run without --resume";
 
-std::string checksum(std::string_view text) { return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0)); }
+std::string checksum(std::string_view text) {
+  return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0));
+}
 
 nlohmann::json header_to_json(const JournalHeader& header) {
-  return {{"entry", "header"},
-          {"schema", kJournalSchema},
-          {"run_id", header.run_id},
-          {"experiment_hash", header.experiment_hash},
-          {"model", header.model},
-          {"arguments", header.arguments},
+  return {{"entry", "header"},        {"schema", kJournalSchema},
+          {"run_id", header.run_id},  {"experiment_hash", header.experiment_hash},
+          {"model", header.model},    {"arguments", header.arguments},
           {"started", header.started}};
 }
 
@@ -101,9 +100,10 @@ Result<JournalContents> parse_journal(std::string_view text, std::string_view wh
   for (size_t number = 1; begin < text.size(); ++number) {
     const size_t newline = text.find('\n', begin);
     if (newline == std::string_view::npos) {
-      contents.warnings.push_back(fmt::format("{}:{}: the last line was cut when its run was killed; dropped, what it "
-                                              "told is done again",
-                                              where, number));
+      contents.warnings.push_back(
+          fmt::format("{}:{}: the last line was cut when its run was killed; dropped, what it "
+                      "told is done again",
+                      where, number));
       break;
     }
     FAULTLINE_TRY(nlohmann::json entry, parse_line(text.substr(begin, newline - begin), where, number));
@@ -111,7 +111,8 @@ Result<JournalContents> parse_journal(std::string_view text, std::string_view wh
     begin = newline + 1;
   }
   if (entries.empty())
-    return bad_input("{}: holds no header: the run was killed before it began; start a new run without --resume", where);
+    return bad_input("{}: holds no header: the run was killed before it began; start a new run without --resume",
+                     where);
   FAULTLINE_TRY(contents.header, header_from_json(entries.front(), where));
   entries.erase(entries.begin());
   contents.entries = std::move(entries);

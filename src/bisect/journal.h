@@ -1,5 +1,5 @@
-// journal.jsonl: what happened in a run, line by line, each line on disk before anybody acts on it. A run that was killed
-// resumes from it, and a report is written again from it.
+// journal.jsonl: what happened in a run, line by line, each line on disk before anybody acts on it. A run that was
+// killed resumes from it, and a report is written again from it.
 //
 //   {"xxh64":"<16 hex digits>","entry":<one JSON object>}\n
 //
@@ -24,10 +24,10 @@ inline constexpr size_t kMaxJournalBytes = size_t{4} << 30;  // more is refused,
 
 struct JournalHeader {
   std::string run_id;
-  std::string experiment_hash;          // of the experiment's canonical text: a resumed run must have the same
-  std::string model;                    // identity of the weights
-  std::vector<std::string> arguments;   // argv of the run
-  std::string started;                  // UTC
+  std::string experiment_hash;         // of the experiment's canonical text: a resumed run must have the same
+  std::string model;                   // identity of the weights
+  std::vector<std::string> arguments;  // argv of the run
+  std::string started;                 // UTC
   bool operator==(const JournalHeader&) const = default;
 };
 
@@ -40,8 +40,8 @@ struct JournalContents {
 
 // The line of one entry, with its newline.
 std::string journal_line(const nlohmann::json& entry);
-// `where` (a path) goes into messages. Bad input, with the number of the line: no header, another schema, a line that is
-// complete and yet no sound entry. A torn last line is dropped with a warning.
+// `where` (a path) goes into messages. Bad input, with the number of the line: no header, another schema, a line that
+// is complete and yet no sound entry. A torn last line is dropped with a warning.
 Result<JournalContents> parse_journal(std::string_view text, std::string_view where);
 // Reading alone takes no lock: a running journal can be read.
 Result<JournalContents> load_journal(const std::string& path);

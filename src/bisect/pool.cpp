@@ -16,12 +16,12 @@ namespace faultline {
 
 namespace {
 
-constexpr double kTick_s = 0.1;        // how often progress pages are looked at
+constexpr double kTick_s = 0.1;           // how often progress pages are looked at
 constexpr double kNoExitFdTick_s = 0.01;  // and deaths, where the kernel has no pidfd
-constexpr double kSlack_s = 0.2;       // a round may last this much longer than planned and still counts as watched
+constexpr double kSlack_s = 0.2;          // a round may last this much longer than planned and still counts as watched
 constexpr double kStartRetry_s = 0.05;
 constexpr size_t kReadStep = size_t{64} << 10;
-constexpr int kReadsAtOnce = 16;  // one talkative worker must not keep the others waiting
+constexpr int kReadsAtOnce = 16;     // one talkative worker must not keep the others waiting
 constexpr int kReadsAtDeath = 1024;  // more than a pipe can hold
 
 std::string text_of(const nlohmann::json& event, const char* key) {
@@ -153,8 +153,9 @@ Status WorkerPool::start_waiting() {
     // While others run, one of them will end and give back what is lacking.
     if (no_start_since_ == 0 || !workers_.empty()) no_start_since_ = now;
     if (now - no_start_since_ > options_.start_patience_s)
-      return internal_error("{}, for {} now; free some memory, or raise the limits of processes and open files (ulimit -u -n)",
-                            worker.error().error.message, duration_text(options_.start_patience_s));
+      return internal_error(
+          "{}, for {} now; free some memory, or raise the limits of processes and open files (ulimit -u -n)",
+          worker.error().error.message, duration_text(options_.start_patience_s));
     retry_start_at_ = now + kStartRetry_s;
   }
   return {};
@@ -166,8 +167,8 @@ tl::expected<std::unique_ptr<WorkerPool::Worker>, SpawnFailure> WorkerPool::star
   };
   const auto frame = encode_frame(task.payload);
   if (!frame) return passing(frame.error(), false);
-  // Files, not pipes: nothing here can block, whatever the worker does. Where they cannot be made, descriptors or memory
-  // are lacking.
+  // Files, not pipes: nothing here can block, whatever the worker does. Where they cannot be made, descriptors or
+  // memory are lacking.
   const auto task_file = make_sealed_text("faultline-task", *frame);
   if (!task_file) return passing(task_file.error(), true);
   const auto progress = make_progress_memory();

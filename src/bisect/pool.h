@@ -23,7 +23,8 @@ namespace faultline {
 struct Task {
   std::string id;          // unique among the tasks of a pool
   nlohmann::json payload;  // an object, at most kMaxFrameBytes of text
-  // The task's own descriptors, at kFirstTaskFd or above in the worker. Borrowed: they stay open until the task is done.
+  // The task's own descriptors, at kFirstTaskFd or above in the worker. Borrowed: they stay open until the task is
+  // done.
   std::vector<PassedFd> fds;
   double phase_timeout_s = 0;  // 0: the pool's
   uint64_t memory_limit = 0;   // bytes of private memory; 0: the pool's
@@ -72,8 +73,8 @@ class WorkerPool {
   void stop() { stop_ = true; }
 
   // Until all tasks have ended, or one of the other ends. However it ends, every worker is dead and reaped when it
-  // returns, and no task is left. Call it from a thread that outlives it (the main thread): workers die with the thread.
-  // An error when workers cannot be started, or of a callback.
+  // returns, and no task is left. Call it from a thread that outlives it (the main thread): workers die with the
+  // thread. An error when workers cannot be started, or of a callback.
   Result<PoolEnd> run(const PoolCallbacks& callbacks);
 
   size_t waiting() const { return queue_.size(); }

@@ -85,10 +85,13 @@ std::string SharedText<kBytes>::get() const {
   return text;
 }
 
-Result<UniqueFd> make_progress_memory() { return make_shared_memory("faultline-progress", sizeof(ProgressPage)); }
+Result<UniqueFd> make_progress_memory() {
+  return make_shared_memory("faultline-progress", sizeof(ProgressPage));
+}
 
 Result<ProgressMapping> ProgressMapping::map(int fd, bool writable) {
-  void* memory = ::mmap(nullptr, sizeof(ProgressPage), writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  void* memory =
+      ::mmap(nullptr, sizeof(ProgressPage), writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return internal_error("mapping the progress page: {}", errno_text(errno));
   return ProgressMapping(static_cast<ProgressPage*>(memory));
 }

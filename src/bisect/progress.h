@@ -1,7 +1,7 @@
 // Where a worker is, in memory that the driver still has when the worker is gone.
 //
-// A mark costs a few relaxed stores and a clock read, so it may surround every launch. The worker is alone to write; the
-// driver reads the heartbeat at any time, and the rest once the worker is dead. Nothing that stands in the page is
+// A mark costs a few relaxed stores and a clock read, so it may surround every launch. The worker is alone to write;
+// the driver reads the heartbeat at any time, and the rest once the worker is dead. Nothing that stands in the page is
 // trusted: a stray write of the code under test may have been there.
 #pragma once
 
@@ -70,18 +70,18 @@ struct ProgressPage {
   std::atomic<uint64_t> magic{0};
   std::atomic<uint32_t> version{0};
   std::atomic<int32_t> phase{0};
-  std::atomic<uint64_t> heartbeat{0};      // grows with every mark
-  std::atomic<int64_t> heartbeat_ns{0};    // CLOCK_MONOTONIC, the same in all processes
-  std::atomic<uint64_t> changing{0};       // odd while the fields below are being replaced
-  std::atomic<int64_t> probe{-1};          // index into the task's probes
-  std::atomic<int64_t> step{-1};           // pass number within the phase
-  std::atomic<int64_t> op_index{-1};       // within the pass
+  std::atomic<uint64_t> heartbeat{0};    // grows with every mark
+  std::atomic<int64_t> heartbeat_ns{0};  // CLOCK_MONOTONIC, the same in all processes
+  std::atomic<uint64_t> changing{0};     // odd while the fields below are being replaced
+  std::atomic<int64_t> probe{-1};        // index into the task's probes
+  std::atomic<int64_t> step{-1};         // pass number within the phase
+  std::atomic<int64_t> op_index{-1};     // within the pass
   std::atomic<int64_t> layer{-1};
   std::atomic<int32_t> op_state{0};
   SharedText<kPhaseTextBytes> phase_text;
   SharedText<kOpNameBytes> op_name;
   SharedText<kKernelNameBytes> kernel;
-  std::atomic<uint64_t> records{0};        // ever made
+  std::atomic<uint64_t> records{0};  // ever made
   std::array<ProgressRecordSlot, kProgressRecords> ring;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "the page is shared between processes");

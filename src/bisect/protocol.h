@@ -40,8 +40,9 @@ Result<std::string> encode_frame(const nlohmann::json& object);
 class FrameDecoder {
  public:
   void append(std::string_view bytes);
-  // The next object, or nothing when more bytes are needed. The first error (a length of 0 or beyond kMaxFrameBytes, text
-  // that is not one JSON object) is final: what follows a corrupt frame cannot be found, so it is returned from then on.
+  // The next object, or nothing when more bytes are needed. The first error (a length of 0 or beyond kMaxFrameBytes,
+  // text that is not one JSON object) is final: what follows a corrupt frame cannot be found, so it is returned from
+  // then on.
   Result<std::optional<nlohmann::json>> next();
   // Bytes of a frame that has not come whole. Not 0 at the end of a stream: its last frame was cut.
   size_t pending() const { return buffer_.size() - begin_; }

@@ -58,9 +58,13 @@ Result<RunDirectory> RunDirectory::open(const std::string& path) {
   return run;
 }
 
-std::string RunDirectory::id() const { return std::filesystem::path(path_).filename().string(); }
+std::string RunDirectory::id() const {
+  return std::filesystem::path(path_).filename().string();
+}
 
-std::string RunDirectory::file(std::string_view name) const { return fmt::format("{}/{}", path_, name); }
+std::string RunDirectory::file(std::string_view name) const {
+  return fmt::format("{}/{}", path_, name);
+}
 
 Result<std::string> RunDirectory::subfolder(std::string_view name) const {
   std::string folder = file(name);

@@ -1,4 +1,5 @@
-// Where a run writes: reports/<experiment>-<time>/, with run.json, journal.jsonl, the reports, cases/, capsules/, cores/.
+// Where a run writes: reports/<experiment>-<time>/, with run.json, journal.jsonl, the reports, cases/, capsules/,
+// cores/.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,8 +12,9 @@ namespace faultline {
 
 class RunDirectory {
  public:
-  // Makes `parent` if need be, and in it a new folder of the experiment's name and the time; two runs of the same second
-  // get "-2", "-3". Characters that a shell or a file system minds become '_'. Bad input on a full or read-only disk.
+  // Makes `parent` if need be, and in it a new folder of the experiment's name and the time; two runs of the same
+  // second get "-2", "-3". Characters that a shell or a file system minds become '_'. Bad input on a full or read-only
+  // disk.
   static Result<RunDirectory> create(const std::string& parent, std::string_view experiment);
   // One that exists (--resume, report, replay). Bad input when it holds no journal.
   static Result<RunDirectory> open(const std::string& path);

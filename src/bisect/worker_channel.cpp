@@ -23,7 +23,9 @@ Status send_frame(const nlohmann::json& event) {
 }
 
 // Nobody is left to tell when this fails; the exit code says it too.
-void send_last(const nlohmann::json& event) { static_cast<void>(send_frame(event)); }
+void send_last(const nlohmann::json& event) {
+  static_cast<void>(send_frame(event));
+}
 
 int end_by_exception(const std::exception_ptr& exception) {
   std::string what = "an exception that is no std::exception";
@@ -75,7 +77,9 @@ Result<nlohmann::json> read_task() {
 
 }  // namespace
 
-Status WorkerChannel::send(const nlohmann::json& event) { return send_frame(event); }
+Status WorkerChannel::send(const nlohmann::json& event) {
+  return send_frame(event);
+}
 
 Result<WorkerChannel> open_worker_channel() {
   for (const int fd : {kTaskFd, kEventsFd, kProgressFd})
@@ -99,9 +103,8 @@ int run_worker(const std::function<Status(WorkerChannel&)>& body) {
   try {
     const Status status = body(*channel);
     if (!status) {
-      send_last({{"event", event::kError},
-                 {"kind", kind_name(status.error().kind)},
-                 {"message", status.error().message}});
+      send_last(
+          {{"event", event::kError}, {"kind", kind_name(status.error().kind)}, {"message", status.error().message}});
       return kErrorExit;
     }
     if (!channel->send({{"event", event::kDone}})) return kErrorExit;

@@ -33,11 +33,12 @@ class WorkerChannel {
   ProgressWriter progress_;
 };
 
-// Bad input when this process was not started as a worker. Also ignores SIGPIPE and makes the descriptors close-on-exec.
+// Bad input when this process was not started as a worker. Also ignores SIGPIPE and makes the descriptors
+// close-on-exec.
 Result<WorkerChannel> open_worker_channel();
 
-// Runs `body` and sends "done" when it returns well. What else can happen ends as protocol.h's exit codes and events say:
-// an Error, std::bad_alloc, another exception; also in a thread, and in a function that may not throw. Returns the
+// Runs `body` and sends "done" when it returns well. What else can happen ends as protocol.h's exit codes and events
+// say: an Error, std::bad_alloc, another exception; also in a thread, and in a function that may not throw. Returns the
 // process's exit code.
 int run_worker(const std::function<Status(WorkerChannel&)>& body);
 

@@ -27,9 +27,9 @@ struct WorkerFacts {
   StopReason stopped = StopReason::kNone;
   double limit_s = 0;
   std::string detail;
-  bool done = false;      // "done" came
-  std::string exception;  // what() of the "exception" event
-  std::string error;      // message of the "error" event
+  bool done = false;                    // "done" came
+  std::string exception;                // what() of the "exception" event
+  std::string error;                    // message of the "error" event
   std::optional<bool> kernel_oom_kill;  // did the kernel's out-of-memory killer act meanwhile? unset: cannot be known
   uint64_t memory_limit = 0;            // bytes; 0: none was set
   std::string output;                   // the last of stdout and stderr

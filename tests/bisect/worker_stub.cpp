@@ -1,5 +1,5 @@
-// Plays a worker ("worker_stub worker": does what its task says, badly if asked to) or a driver ("worker_stub driver N":
-// runs N workers that sleep forever, each holding our descriptor 3).
+// Plays a worker ("worker_stub worker": does what its task says, badly if asked to) or a driver ("worker_stub driver
+// N": runs N workers that sleep forever, each holding our descriptor 3).
 #include <dirent.h>
 #include <unistd.h>
 
@@ -31,8 +31,12 @@ void die_of(int signal) {
   ::raise(signal);
 }
 
-void throw_one(const char* what) { throw std::runtime_error(what); }
-void throw_where_nothing_may_be_thrown() noexcept { throw_one("thrown from noexcept"); }
+void throw_one(const char* what) {
+  throw std::runtime_error(what);
+}
+void throw_where_nothing_may_be_thrown() noexcept {
+  throw_one("thrown from noexcept");
+}
 
 void eat_memory() {
   constexpr size_t kBlock = size_t{16} << 20;
