@@ -81,6 +81,9 @@ Backend nsa_without_kernel(std::string_view value) {
   } else if (value == "aiter") {
     b.refused = "ValueError: Unsupported nsa_impl (aiter is for HIP)";
     b.source = "sglang 93109cc layers/attention/nsa_backend.py:1461, 1611";
+  } else if (value == "flashmla_auto") {  // in prefill it was resolved to one of two before it gets here
+    b.refused = "ValueError: Unsupported nsa_impl (flashmla_auto is no decode backend)";
+    b.source = "sglang 93109cc layers/attention/nsa_backend.py:1461, 1611";
   } else if (value == "flashinfer_sparse_mla") {
     b.formats = {Format::kKvPacked};
     b.archs = {Arch::kSm120};

@@ -104,8 +104,6 @@ Profile common_rules() {
       "flash_mla_with_kvcache checks for 656 bytes a token, and a trtllm backend beside it makes the pool 576",
       "FlashMLA 9804b12 csrc/api/sparse_decode.h:231-380; sglang 93109cc "
       "model_executor/model_runner_kv_cache_mixin.py:251-261"};
-  p.decode_backend_guard = {"ValueError: Unsupported nsa_impl",
-                            "sglang 93109cc layers/attention/nsa_backend.py:1461, 1611"};
   p.fused_rope_note = {
       "RoPE is fused into trtllm's FP8 quantisation when either side is trtllm, so the other side gets q and k without "
       "it",

@@ -30,10 +30,11 @@ Profile make_profile_sglang_2026_08() {
        {"flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_cutedsl", "marlin"},
        "sglang c863760 server_args.py (no cutlass)"},
   };
-  p.fp4_gemm_backend = {
-      {{Arch::kSm90}, "marlin", "sglang 2026-08 layers/quantization/modelopt_quant.py (read for MoE; products assumed alike)"},
-      {{Arch::kSm120}, "flashinfer_cudnn", "sglang 93109cc layers/quantization/fp4_utils.py:66-69"},
-      {{}, "flashinfer_cutlass", "sglang 93109cc layers/quantization/fp4_utils.py:66-69"}};
+  p.fp4_gemm_backend = {{{Arch::kSm90},
+                         "marlin",
+                         "sglang 2026-08 layers/quantization/modelopt_quant.py (read for MoE; products assumed alike)"},
+                        {{Arch::kSm120}, "flashinfer_cudnn", "sglang 93109cc layers/quantization/fp4_utils.py:66-69"},
+                        {{}, "flashinfer_cutlass", "sglang 93109cc layers/quantization/fp4_utils.py:66-69"}};
   p.moe_runner_backend = {
       {{Arch::kSm90}, "marlin", "sglang 2026-08 layers/quantization/modelopt_quant.py (auto before capability 10)"},
       {{Arch::kSm120},

@@ -15,8 +15,9 @@ constexpr int64_t kFastTopK = 2048;      // sgl-kernel's fast_topk
 constexpr int64_t kIndexHeadDim = 128;   // the pool and the indexer
 constexpr int64_t kFlashMlaWidth = 576;  // latent + rope
 
-// In which order a server meets its reasons not to run a row: the first one is reported.
-enum class Stage : uint8_t { kStart, kMissing, kFirstUse, kLayout, kNone };
+// In which order a server meets its reasons not to run a row: the first one is reported. That this build lacks a kernel
+// comes after all that the server itself would say.
+enum class Stage : uint8_t { kStart, kMissing, kFirstUse, kNotBuilt, kLayout, kNone };
 
 std::string on_off(bool value) {
   return value ? "on" : "off";
@@ -53,7 +54,8 @@ class Resolver {
   void refuse(Stage stage, TargetStatus status, std::string reason, std::string source) {
     if (stage > stage_) return;
     if (stage == stage_) {
-      if (stage != Stage::kMissing || result_.reason.find(reason) != std::string::npos) return;
+      const bool lists = stage == Stage::kMissing || stage == Stage::kNotBuilt;
+      if (!lists || result_.reason.find(reason) != std::string::npos) return;
       result_.reason += "; " + reason;
       if (!source.empty()) result_.source += (result_.source.empty() ? "" : "; ") + source;
       return;
@@ -67,9 +69,12 @@ class Resolver {
     if (!reference_) refuse(stage, TargetStatus::kGuard, std::move(reason), std::move(source));
   }
   void guard(Stage stage, const Cited& rule) { guard(stage, rule.text, rule.source); }
-  void missing(std::string reason, std::string source, bool no_kernel) {
-    if (no_kernel) result_.has_kernels = false;
+  void missing(std::string reason, std::string source) {
     refuse(Stage::kMissing, TargetStatus::kUnsupported, std::move(reason), std::move(source));
+  }
+  void not_built(std::string reason, std::string source = "") {
+    result_.has_kernels = false;
+    refuse(Stage::kNotBuilt, TargetStatus::kUnsupported, std::move(reason), std::move(source));
   }
 
   void check_choices() {
@@ -152,9 +157,6 @@ class Resolver {
     effect("nsa_prefill_backend") = nsa_prefill_;
     effect("nsa_decode_backend") = nsa_decode_;
     effect("indexer") = "on";
-    if (nsa_decode_ == "flashmla_auto")
-      guard(Stage::kFirstUse, profile_.decode_backend_guard.text + ": flashmla_auto is no decode backend",
-            profile_.decode_backend_guard.source);
     check_indexer();
     check_sparse_mla();
     const Backend prefill = find_backend("nsa_prefill_backend", nsa_prefill_, Phase::kPrefill);
@@ -201,15 +203,16 @@ class Resolver {
 
   void check_cache(const std::string& value, const Backend& backend, Phase phase) {
     if (!backend.refused.empty()) return guard(Stage::kFirstUse, backend.refused, backend.source);
+    const auto layout_source = [&](const Cited& rule) { return rule.source + "; " + profile_.cache_dimension.source; };
     if (kv_format_ == Format::kKvPacked && backend.stores_by_assertion)
       return guard(Stage::kFirstUse,
                    fmt::format("{} stores into a packed FP8 cache: {}", value, profile_.packed_store_guard.text),
-                   profile_.packed_store_guard.source);
+                   layout_source(profile_.packed_store_guard));
     if (kv_format_ == Format::kKvPacked && backend.reads_packed_as_plain) {
       effect(phase == Phase::kPrefill ? "prefill_reads" : "decode_reads") = resolved_format_name(Format::kKvPlainFp8);
       return refuse(Stage::kLayout, TargetStatus::kLayout,
                     fmt::format("{}: {}", value, profile_.packed_read_as_plain.text),
-                    profile_.packed_read_as_plain.source);
+                    layout_source(profile_.packed_read_as_plain));
     }
     const bool takes = backend.formats.empty() ||
                        std::find(backend.formats.begin(), backend.formats.end(), kv_format_) != backend.formats.end();
@@ -228,17 +231,14 @@ class Resolver {
   }
 
   void check_kernel(std::string_view axis, const std::string& value, const Backend& backend) {
-    const bool absent = target_.rules && !applies_to(backend.archs, target_.arch);
-    const bool too_large = target_.rules && backend.shared_memory_bytes > shared_memory_limit(target_.arch);
-    if (absent)
-      missing(fmt::format("{}={} on {}: \"{}\"", axis, value, target_.name, backend.elsewhere), backend.source,
-              backend.kernel.empty());
-    else if (too_large)
+    if (target_.rules && !applies_to(backend.archs, target_.arch))
+      missing(fmt::format("{}={} on {}: \"{}\"", axis, value, target_.name, backend.elsewhere), backend.source);
+    else if (target_.rules && backend.shared_memory_bytes > shared_memory_limit(target_.arch))
       missing(fmt::format("{}={} needs {} bytes of shared memory a block, {} has {}", axis, value,
                           backend.shared_memory_bytes, target_.name, shared_memory_limit(target_.arch)),
-              backend.source, backend.kernel.empty());
-    else if (backend.kernel.empty())
-      missing(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), backend.source, true);
+              backend.source);
+    if (backend.kernel.empty())
+      not_built(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), backend.source);
     if (backend.needs_width_576 && shape_.kv_lora_rank + shape_.qk_rope_head_dim != kFlashMlaWidth)
       guard(Stage::kFirstUse,
             fmt::format("{} takes rows of 576 values, the model has {}", value,
@@ -258,7 +258,7 @@ class Resolver {
 
   void check_indexer() {
     if (target_.rules && !applies_to(profile_.indexer_archs, target_.arch))
-      missing(fmt::format("{} on {}", profile_.indexer_guard.text, target_.name), profile_.indexer_guard.source, false);
+      missing(fmt::format("{} on {}", profile_.indexer_guard.text, target_.name), profile_.indexer_guard.source);
     if (shape_.index_topk != kFastTopK)
       guard(Stage::kFirstUse, fmt::format("fast_topk asserts topk == 2048, the model has {}", shape_.index_topk),
             "sglang 93109cc sgl-kernel/python/sgl_kernel/top_k.py");
@@ -329,7 +329,7 @@ class Resolver {
       effect(fmt::format("kernel.{}", kind)) = kernel->name;
       return;
     }
-    missing(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), "", true);
+    not_built(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value));
   }
 
   void check_runner(const std::string& experts) {
@@ -338,11 +338,11 @@ class Resolver {
             "sglang 93109cc server_args.py:2651 _handle_moe_kernel_config");
     if (experts == "deep_gemm" || experts == "triton" || experts == "triton_kernel")
       missing(fmt::format("moe_runner_backend={} has no NVFP4 kernel", experts),
-              "sglang 93109cc layers/quantization/modelopt_quant.py:1520-2080", true);
+              "sglang 93109cc layers/quantization/modelopt_quant.py:1520-2080");
     if (experts == "flashinfer_trtllm" && target_.rules && target_.arch != Arch::kSm100)
       missing(fmt::format("moe_runner_backend=flashinfer_trtllm on {}: trtllm-gen MoE kernels are for sm_100 only",
                           target_.name),
-              "sglang c863760 arg_groups/overrides.py:2505", false);
+              "sglang c863760 arg_groups/overrides.py:2505");
     if (experts == "cutlass")
       note(
           "moe_runner_backend=cutlass has an input scale for each expert; this build's product has one for all, as "
@@ -356,7 +356,7 @@ class Resolver {
     if (const Kernel* kernel = kernel_serving("sampling_backend", value, "sample"))
       effect("sampling") = kernel->name;
     else
-      missing(fmt::format("sampling_backend={}: no kernel of this backend is in this build yet", value), "", true);
+      not_built(fmt::format("sampling_backend={}: no kernel of this backend is in this build yet", value));
   }
 
   void choose_rope() {
@@ -383,7 +383,7 @@ class Resolver {
       note(fmt::format("page_size={}: the server forces 64 for this model (sglang 93109cc server_args.py:1573-1582)",
                        asked("page_size")));
     effect("tp") = asked("tp");
-    if (asked("tp") != "1") missing("tp above 1: this build runs one rank", "", true);
+    if (asked("tp") != "1") not_built("tp above 1: this build runs one rank");
     effect("batch") = asked("batch");
     effect("chunked_prefill_size") = effect("chunk") = asked("chunked_prefill_size");
     effect("numerics") = asked("numerics");

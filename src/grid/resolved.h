@@ -8,7 +8,12 @@
 
 namespace faultline {
 
-enum class TargetStatus { kRuns, kLayout, kGuard, kUnsupported };  // kLayout: runs, and preflight predicts a layout violation
+enum class TargetStatus {
+  kRuns,
+  kLayout,
+  kGuard,
+  kUnsupported
+};  // kLayout: runs, and preflight predicts a layout violation
 
 struct ResolvedConfiguration {
   AxisValues requested;  // one value an axis, defaults filled in
