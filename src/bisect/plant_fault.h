@@ -1,0 +1,136 @@
+// What the planted faults are made of (bisect/plant_*.cpp): most strike one op, whenever the selector matches.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bisect/plant.h"
+#include "bisect/plant_selector.h"
+#include "ops/op.h"
+
+namespace faultline::plants {
+
+// One plant as asked for: its catalogue entry, and its selector with the defaults filled in.
+struct Site {
+  const PlantInfo* info = nullptr;
+  PlantSelector selector;
+  bool chosen_op = false;  // the selector named ops or a layer; otherwise weights() may move the target
+};
+
+// One call of the op that is struck.
+struct Blow {
+  const PassInfo& info;
+  const Op& op;
+  const OpCall& call;
+  std::optional<int64_t> row;  // the selector's
+  bool struck = true;          // false: there was nothing to break in this call, which went the kernel's way
+
+  KernelResult kernel() const { return op.kernel->run(call); }
+  KernelResult kernel(const ArgumentList& arguments) const;
+  // Runs the kernel as it is.
+  KernelResult miss();
+  // The row to break of an output: the selector's, else the last live one; nothing when that row is not live.
+  std::optional<int64_t> row_of(int operand) const;
+  int64_t live_rows_of(int operand) const;
+};
+
+// Runs the kernel of the op, and misbehaves.
+using Strike = KernelResult (*)(Blow& blow);
+
+class OpFault : public PlantedFault {
+ public:
+  OpFault(Site site, Strike strike) : site_(std::move(site)), strike_(strike) {}
+  KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override;
+  void weights(ModelWeights& weights) override;
+  int64_t fired() const override { return fired_; }
+  const PlantInfo& info() const override { return *site_.info; }
+  std::string where() const override { return site_.selector.text(); }
+
+ private:
+  Site site_;
+  Strike strike_;
+  int64_t fired_ = 0;
+};
+
+using Factory = std::unique_ptr<PlantedFault> (*)(Site site);
+template <Strike kStrike>
+std::unique_ptr<PlantedFault> make_op_fault(Site site) {
+  return std::make_unique<OpFault>(std::move(site), kStrike);
+}
+
+// --- helpers ---
+
+// The call's arguments, to put something else in the place of one.
+ArgumentList copy_arguments(const OpCall& call);
+// A private copy of everything that a view reaches, laid out alike.
+class TensorCopy {
+ public:
+  explicit TensorCopy(const TensorView& view);
+  const TensorView& view() const { return view_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorView view_;
+};
+
+// Rows [begin, end) of a view, kept aside.
+class RowBlock {
+ public:
+  RowBlock(const TensorView& view, int64_t begin, int64_t end);
+  // Puts them (back) into `view`, which has the shape and strides of the first.
+  void restore(const TensorView& view) const;
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
+
+ private:
+  int64_t begin_;
+  int64_t end_;
+  std::vector<std::byte> bytes_;
+};
+
+// The tile of kTileRows rows that holds `row`, clipped to the rows there are: [begin, end).
+std::pair<int64_t, int64_t> tile_of(const TensorView& view, int64_t row);
+// The first output of floats; -1 when the op has none.
+int value_output(const Op& op, const OpCall& call);
+// The products of NVFP4 weights with quantized activations, in launch order.
+struct Fp4Product {
+  std::string op;  // "layers.0.mlp.gate_up_proj"
+  int64_t layer = 0;
+  std::vector<LinearWeight*> weights;
+};
+std::vector<Fp4Product> fp4_products(ModelWeights& weights);
+
+// --- the faults ---
+
+// plant_race.cpp
+std::unique_ptr<PlantedFault> make_late_tile(Site site);
+// plant_weights.cpp
+std::unique_ptr<PlantedFault> make_zero_input_scale(Site site);
+// plant_cache.cpp
+KernelResult read_scales_as_powers_of_two(Blow& blow);
+KernelResult zero_a_latent_quarter(Blow& blow);
+// plant_index.cpp
+KernelResult point_past_the_pool(Blow& blow);
+KernelResult point_into_a_foreign_page(Blow& blow);
+KernelResult put_minus_one_into_topk(Blow& blow);
+KernelResult name_an_expert_past_the_end(Blow& blow);
+// plant_value.cpp
+KernelResult divide_routing_weights_by_zero(Blow& blow);
+KernelResult put_a_nan(Blow& blow);
+KernelResult put_a_wrong_value(Blow& blow);
+KernelResult leave_a_tile_unwritten(Blow& blow);
+KernelResult write_past_the_end(Blow& blow);
+KernelResult rotate_twice(Blow& blow);
+// plant_host.cpp
+KernelResult crash(Blow& blow);
+KernelResult abort_process(Blow& blow);
+KernelResult hang(Blow& blow);
+KernelResult exit_process(Blow& blow);
+KernelResult throw_exception(Blow& blow);
+KernelResult run_out_of_memory(Blow& blow);
+KernelResult assert_on_device(Blow& blow);
+
+}  // namespace faultline::plants

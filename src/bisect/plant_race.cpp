@@ -1,0 +1,128 @@
+// late_tile: the consumer of an FP4 product reads a tile before its store is applied.
+//
+// The public race: FlashInfer's CUTLASS FP4 GEMM, built without the flag that turns griddepcontrol on, while it is
+// launched with the attribute of programmatic dependent launch. The next kernel starts early, and 128-row tiles of its
+// input are still what the buffer held before (flashinfer#2708, sglang#20043). By the time that anybody looks, the
+// store has been applied.
+#include <fmt/format.h>
+
+#include "bisect/plant_fault.h"
+#include "check/violation.h"
+#include "ops/kinds.h"
+
+namespace faultline::plants {
+namespace {
+
+bool is_fp4_product(const Op& op) {
+  return op.kind->name == ops::LinearW4A4::kName || op.kind->name == ops::ExpertLinearW4A4::kName;
+}
+
+int output_of(const Op& op) {
+  return op.kind->name == ops::LinearW4A4::kName ? int{ops::LinearW4A4::kOut} : int{ops::ExpertLinearW4A4::kOut};
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  const auto end = [](const TensorView& view) {
+    return view.data + static_cast<size_t>(view.extent()) * dtype_bytes(view.dtype);
+  };
+  return a.data < end(b) && b.data < end(a);
+}
+
+// Whether an operand of the given direction reaches the memory of `view`.
+bool touches(const Op& op, const OpCall& call, Direction direction, const TensorView& view) {
+  for (size_t i = 0; i < op.kind->operands.size(); ++i) {
+    const OperandSpec& spec = op.kind->operands[i];
+    const Argument& argument = call.argument(static_cast<int>(i));
+    if (spec.direction != direction || spec.content == Content::kWeight || !argument.present()) continue;
+    if (overlap(argument.view(), view)) return true;
+  }
+  return false;
+}
+
+// A replay of one op alone writes to scratch memory: by then all stores have been applied.
+bool replayed_alone(const Op& op, const OpCall& call) {
+  for (size_t i = 0; i < op.kind->operands.size(); ++i) {
+    const int operand = static_cast<int>(i);
+    if (op.kind->operands[i].direction == Direction::kOut && call.argument(operand).present())
+      return call.view(operand).data != op.arguments[operand].view().data;
+  }
+  return false;
+}
+
+class LateTile : public PlantedFault {
+ public:
+  explicit LateTile(Site site) : site_(std::move(site)) {}
+
+  KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override {
+    if (replayed_alone(op, call)) return op.kernel->run(call);
+    if (is_fp4_product(op) && site_.selector.matches(info, op)) return produce(info, op, call, serialized);
+    if (!late_) return op.kernel->run(call);
+    const bool same_pass = late_->phase == info.phase && late_->step == info.step && late_->layer == op.layer;
+    if (!same_pass || touches(op, call, Direction::kOut, late_->rows)) {
+      late_.reset();
+      return op.kernel->run(call);
+    }
+    const bool reads =
+        late_->consumer.empty() ? touches(op, call, Direction::kIn, late_->rows) : late_->consumer == op.name;
+    if (!reads) return op.kernel->run(call);
+    late_->consumer = op.name;  // code outputs are written twice, over two poisons: both times early
+    const RowBlock applied(late_->output, late_->before.begin(), late_->before.end());
+    late_->before.restore(late_->output);
+    KernelResult result = op.kernel->run(call);
+    applied.restore(late_->output);
+    ++fired_;
+    return result;
+  }
+
+  void weights(ModelWeights& weights) override {
+    if (site_.chosen_op) return;
+    for (const Fp4Product& product : fp4_products(weights)) {
+      if (!glob_matches("*.mlp*gate_up_proj", product.op)) continue;
+      site_.selector.op = product.op;
+      return;
+    }
+  }
+
+  int64_t fired() const override { return fired_; }
+  const PlantInfo& info() const override { return *site_.info; }
+  std::string where() const override { return site_.selector.text(); }
+
+ private:
+  // A tile whose store has not been applied as far as the next reader can see.
+  struct Late {
+    PassPhase phase;
+    int64_t step;
+    int layer;
+    TensorView output;
+    TensorView rows;  // the tile's part of it
+    RowBlock before;
+    std::string consumer;  // the first op that read it
+  };
+
+  KernelResult produce(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) {
+    late_.reset();
+    const int operand = output_of(op);
+    const TensorView& out = call.view(operand);
+    const int64_t live = live_rows(call, op.kind->operands[static_cast<size_t>(operand)].region, operand, info.live);
+    const int64_t row = site_.selector.row.value_or(live - 1);
+    if (serialized || row < 0 || row >= live) return op.kernel->run(call);
+    const auto [begin, end] = tile_of(out, row);
+    RowBlock before(out, begin, end);
+    KernelResult result = op.kernel->run(call);
+    late_.emplace(
+        Late{info.phase, info.step, op.layer, out, slice_rows(out, begin, end - begin), std::move(before), {}});
+    return result;
+  }
+
+  Site site_;
+  std::optional<Late> late_;
+  int64_t fired_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<PlantedFault> make_late_tile(Site site) {
+  return std::make_unique<LateTile>(std::move(site));
+}
+
+}  // namespace faultline::plants

@@ -1,0 +1,56 @@
+// Where and when a planted fault strikes: the text behind the '@' of `--plant NAME@selector`.
+//
+//   selector := item {"," item}
+//   item     := "op=" GLOB                         on op names; '*' any characters, '?' any one
+//             | "layer=" N | "row=" N              a layer of the model; a row of the tensor that is broken
+//             | "phase=" ("prefill" | "decode")
+//             | ("step" | "batch" | "tokens") ("=" | ">=") N
+//                                                  passes of the phase so far; requests, token rows of the pass
+//             | ("graph" | "warmup") ["=" ("on" | "off")]
+//
+// N is a decimal number from 0. Each key at most once. All items must hold.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/hooks.h"
+
+namespace faultline {
+
+// Numbers from `first` to `last`, both included.
+struct CountRange {
+  int64_t first = 0;
+  int64_t last = INT64_MAX;
+  bool holds(int64_t value) const { return value >= first && value <= last; }
+};
+
+struct PlantSelector {
+  std::optional<std::string> op;
+  std::optional<int64_t> layer;
+  std::optional<int64_t> row;
+  std::optional<PassPhase> phase;
+  std::optional<CountRange> step, batch, tokens;
+  std::optional<bool> graph, warmup;
+
+  // Everything but `row`, which the fault itself knows what to do with.
+  bool matches(const PassInfo& info, const Op& op_) const;
+  // "op=layers.0.*,phase=decode"; "" when nothing is set.
+  std::string text() const;
+};
+
+// Keys of a selector, in the order of the grammar.
+std::vector<std::string> plant_selector_keys();
+
+// Bad input names the item; `where` says what the selector belongs to. `allowed`: the keys that this plant takes.
+Result<PlantSelector> parse_plant_selector(std::string_view text, std::string_view where,
+                                           const std::vector<std::string>& allowed);
+
+// '*' stands for any characters, '?' for one, anything else for itself; the whole text must match.
+bool glob_matches(std::string_view pattern, std::string_view text);
+
+}  // namespace faultline
