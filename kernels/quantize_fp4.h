@@ -19,6 +19,7 @@ template <class T, bool kChecked>
 struct QuantizeFp4Body {
   static constexpr int kBlockColumns = 16;
   static constexpr float kLargestCode = 6.0f;
+  static constexpr uint8_t kE4m3Nan = 0x7F;
 
   Operand<T> x;
   Operand<uint8_t> codes;
@@ -43,7 +44,9 @@ struct QuantizeFp4Body {
           values[i] = to_float(x_view.load(row * x_stride + b * kBlockColumns + i));
         float amax = fabsf(values[0]);
         for (int i = 1; i < kBlockColumns; ++i) amax = fmaxf(amax, fabsf(values[i]));
-        const uint8_t code = float_to_e4m3(clamp_e4m3(global * amax / kLargestCode));
+        const uint8_t rounded = float_to_e4m3(clamp_e4m3(global * amax / kLargestCode));
+        // The hardware's conversion gives the positive NaN, whatever the sign of the float's.
+        const uint8_t code = e4m3_is_nan(rounded) ? kE4m3Nan : rounded;
         scales_view.store(row * scales_stride + b, code);
         const float scale = e4m3_to_float(code);
         const float factor = scale == 0.0f ? 0.0f : global / scale;

@@ -24,7 +24,9 @@ void model(const OpCall& call) {
       float amax = std::fabs(x.load(x.offset(r, begin)));
       // The hardware's maximum drops a NaN beside a number; only a block of nothing else keeps it.
       for (int64_t c = 1; c < kFp4Block; ++c) amax = std::fmax(amax, std::fabs(x.load(x.offset(r, begin + c))));
-      const uint8_t code = float_to_e4m3(clamp_e4m3(global * amax / kFp4Largest));
+      const float unrounded = global * amax / kFp4Largest;
+      // NaN has one code here, as in hardware: the positive one, whatever the sign of the float's.
+      const uint8_t code = unrounded != unrounded ? uint8_t{0x7F} : float_to_e4m3(clamp_e4m3(unrounded));
       scales.as<uint8_t>()[scales.offset(r, b)] = code;
       const float scale = e4m3_to_float(code);
       const float factor = scale == 0.0f ? 0.0f : global / scale;

@@ -108,6 +108,10 @@ class OpHarness {
     arguments_.add({tensor.view()}, geometry.format, geometry);
     return *this;
   }
+  OpHarness& add_list(std::vector<TensorView> views, Format format = Format::kPlain) {
+    arguments_.add(std::move(views), format);
+    return *this;
+  }
   OpHarness& add_absent() {
     arguments_.add({TensorView{}});
     return *this;
