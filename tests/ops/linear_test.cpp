@@ -1,3 +1,5 @@
+#include <hwy/targets.h>
+
 #include "ops/fp4_tiles.h"
 #include "ops/kinds.h"
 #include "ops/weights.h"
@@ -47,6 +49,30 @@ TEST_CASE("products with every precision agree with the reference, whatever the 
           Tensor out(dtype, {rows, 136});
           linear(x, weights, out).require_agreement(weights.kernel(), Linear::kOut, out);
         }
+}
+
+TEST_CASE("products agree with the reference on every instruction set that this machine has") {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    INFO(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    Random random(13);
+    for (const Precision precision : kEveryPrecision) {
+      WeightList weights(precision, random, {7}, 80);
+      const Tensor x = random.values(Dtype::kF32, {5, 80});
+      Tensor out(Dtype::kF32, {5, 7});
+      linear(x, weights, out).require_agreement(weights.kernel(), Linear::kOut, out);
+    }
+    WeightList weights(Precision::kNvfp4, random, {7}, 80);
+    const Tensor codes = random_codes(random, 5, 80);
+    const Tensor scales = random_scales(random, 5, 80);
+    std::vector<Tensor> inputs;
+    inputs.push_back(scalar(0.125f));
+    Tensor out(Dtype::kF32, {5, 7});
+    w4a4(codes, scales, weights, inputs, out).require_agreement("flashinfer_cutlass", LinearW4A4::kOut, out);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 TEST_CASE("dense products take columns that fill no vector") {
