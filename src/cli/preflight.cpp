@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "bisect/plant.h"
 #include "grid/axes.h"
 #include "grid/shape.h"
 #include "model/synth.h"
@@ -64,7 +65,7 @@ std::string padded(std::string_view text, size_t width) {
 }
 
 Result<int> run_preflight(const Options& options) {
-  FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment));
+  FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
   if (!options.model.empty()) experiment.model = options.model;
   if (!options.arch.empty()) experiment.arch = options.arch;
   if (!options.profile.empty()) experiment.profile = options.profile;

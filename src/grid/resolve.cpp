@@ -57,7 +57,8 @@ class Resolver {
       const bool lists = stage == Stage::kMissing || stage == Stage::kNotBuilt;
       if (!lists || result_.reason.find(reason) != std::string::npos) return;
       result_.reason += "; " + reason;
-      if (!source.empty()) result_.source += (result_.source.empty() ? "" : "; ") + source;
+      if (!source.empty() && result_.source.find(source) == std::string::npos)
+        result_.source += (result_.source.empty() ? "" : "; ") + source;
       return;
     }
     stage_ = stage;
