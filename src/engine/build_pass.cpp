@@ -42,6 +42,8 @@ class GlmBuilder {
 
   const Kernel* kernel(std::string_view kind, std::string_view own) {
     if (config_.reference_kernels) return reference_kernel(kind);
+    const auto chosen = config_.kernels.find(std::string(kind));
+    if (chosen != config_.kernels.end()) own = chosen->second;
     const Kernel* found = find_kernel(kind, own);
     if (found == nullptr && missing_.empty()) missing_ = fmt::format("'{}' for op kind '{}'", own, kind);
     return found == nullptr ? reference_kernel(kind) : found;
@@ -422,7 +424,7 @@ class GlmBuilder {
       add(gather);
       source_written = CacheGeometry{contiguous, rows, 1, written.latent, written.rope};
       source_read = source_written;
-    } else if (!prefill() && config_.decode_requantizes) {
+    } else if (prefill() ? config_.prefill_requantizes : config_.decode_requantizes) {
       CacheGeometry packed = written;
       packed.format = Format::kKvPacked;
       source = typed("self_attn.kv_requantized", Dtype::kU8, {packed.total_bytes()});

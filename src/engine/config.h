@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "ops/formats.h"
@@ -24,7 +25,8 @@ struct EngineConfig {
   Format decode_reads = Format::kKvBf16;        // how the decode kernel takes them
   bool prefill_gathers = false;   // prefill with a prefix decodes the pool into a contiguous bf16 buffer first (ragged indices)
   bool prefill_from_rows = false; // prefill without a prefix reads the new rows, not the cache
-  bool decode_requantizes = false;  // decode packs a bf16 pool anew before each call
+  bool prefill_requantizes = false;  // packs a bf16 pool anew before each call
+  bool decode_requantizes = false;
   int64_t page_size = 64;
 
   // RoPE as resolved (the model's own values are in the model's config).
@@ -36,6 +38,8 @@ struct EngineConfig {
   // Products. Empty: weight-only.
   std::string fp4_linear = "w4a4";   // "w4a4" or "weight_only": dense MLP and shared experts
   std::string fp4_experts = "w4a4";  // routed experts
+
+  std::map<std::string, std::string> kernels;  // op kind → kernel, for kernels that serve an axis value of their own
 
   std::string sampling = "flashinfer";
   bool cuda_graph = false;

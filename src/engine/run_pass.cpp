@@ -1,5 +1,6 @@
 #include "engine/run_pass.h"
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
