@@ -37,25 +37,25 @@ class Change {
 
 }  // namespace
 
-std::string_view phase_name(Phase phase) {
+std::string_view worker_phase_name(WorkerPhase phase) {
   switch (phase) {
-    case Phase::kStart:
+    case WorkerPhase::kStart:
       return "start";
-    case Phase::kLoad:
+    case WorkerPhase::kLoad:
       return "load";
-    case Phase::kBuild:
+    case WorkerPhase::kBuild:
       return "build";
-    case Phase::kCapture:
+    case WorkerPhase::kCapture:
       return "capture";
-    case Phase::kWarmUp:
+    case WorkerPhase::kWarmUp:
       return "warm-up";
-    case Phase::kPrefill:
+    case WorkerPhase::kPrefill:
       return "prefill";
-    case Phase::kDecode:
+    case WorkerPhase::kDecode:
       return "decode";
-    case Phase::kReplay:
+    case WorkerPhase::kReplay:
       return "replay";
-    case Phase::kFinish:
+    case WorkerPhase::kFinish:
       return "finish";
   }
   return "?";
@@ -113,7 +113,7 @@ void ProgressWriter::clear_op() {
   page_.op_state.store(static_cast<int32_t>(OpState::kNone), kRelaxed);
 }
 
-void ProgressWriter::phase(Phase phase, std::string_view text) {
+void ProgressWriter::phase(WorkerPhase phase, std::string_view text) {
   const Change change(page_);
   page_.phase.store(static_cast<int32_t>(phase), kRelaxed);
   page_.phase_text.set(text);
@@ -175,16 +175,16 @@ std::string ProgressSnapshot::where() const {
   std::string text;
   switch (op_state) {
     case OpState::kNone:
-      text = fmt::format("in phase {}", phase_name(phase));
+      text = fmt::format("in phase {}", worker_phase_name(phase));
       break;
     case OpState::kRunning:
-      text = fmt::format("in {} (kernel {}), {}", op, kernel, phase_name(phase));
+      text = fmt::format("in {} (kernel {}), {}", op, kernel, worker_phase_name(phase));
       break;
     case OpState::kChecking:
-      text = fmt::format("while checking {} (kernel {}), {}", op, kernel, phase_name(phase));
+      text = fmt::format("while checking {} (kernel {}), {}", op, kernel, worker_phase_name(phase));
       break;
     case OpState::kDone:
-      text = fmt::format("after {} (kernel {}), {}", op, kernel, phase_name(phase));
+      text = fmt::format("after {} (kernel {}), {}", op, kernel, worker_phase_name(phase));
       break;
   }
   if (step >= 0) text += fmt::format(" step {}", step);
@@ -202,7 +202,7 @@ ProgressSnapshot read_progress(const ProgressPage& page) {
   result.heartbeat_ns = page.heartbeat_ns.load(kRelaxed);
 
   const uint64_t before = page.changing.load(std::memory_order_acquire);
-  result.phase = static_cast<Phase>(page.phase.load(kRelaxed));
+  result.phase = static_cast<WorkerPhase>(page.phase.load(kRelaxed));
   result.phase_text = page.phase_text.get();
   result.probe = page.probe.load(kRelaxed);
   result.step = page.step.load(kRelaxed);

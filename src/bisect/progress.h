@@ -18,8 +18,8 @@
 
 namespace faultline {
 
-enum class Phase : int32_t { kStart, kLoad, kBuild, kCapture, kWarmUp, kPrefill, kDecode, kReplay, kFinish };
-std::string_view phase_name(Phase phase);  // "start", "load", …, "?" for anything else
+enum class WorkerPhase : int32_t { kStart, kLoad, kBuild, kCapture, kWarmUp, kPrefill, kDecode, kReplay, kFinish };
+std::string_view worker_phase_name(WorkerPhase phase);  // "start", "load", …, "?" for anything else
 
 // What was being done with the op that the page names.
 enum class OpState : int32_t { kNone, kRunning, kChecking, kDone };
@@ -112,7 +112,7 @@ class ProgressWriter {
   explicit ProgressWriter(ProgressMapping mapping);
 
   // Each of these is a heartbeat too. A phase begins without probe, step and op; a probe and a step without op.
-  void phase(Phase phase, std::string_view text = {});
+  void phase(WorkerPhase phase, std::string_view text = {});
   void probe(int64_t index);
   void step(int64_t index);
   void op(int64_t index, std::string_view name, std::string_view kernel, int64_t layer);  // about to be launched
@@ -130,7 +130,7 @@ class ProgressWriter {
 struct ProgressSnapshot {
   bool started = false;  // a page of this version; else the rest means nothing
   bool torn = false;     // the worker died while replacing a mark: names may be halves of two
-  Phase phase = Phase::kStart;
+  WorkerPhase phase = WorkerPhase::kStart;
   std::string phase_text;
   uint64_t heartbeat = 0;
   int64_t heartbeat_ns = 0;

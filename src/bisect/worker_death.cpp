@@ -192,7 +192,7 @@ Result<Death> death_from_json(const nlohmann::json& json, std::string_view where
     }
     if (const auto marks = json.find("progress"); marks != json.end()) {
       progress.started = true;
-      progress.phase = static_cast<Phase>(marks->at("phase").get<int32_t>());
+      progress.phase = static_cast<WorkerPhase>(marks->at("phase").get<int32_t>());
       marks->at("phase_text").get_to(progress.phase_text);
       marks->at("probe").get_to(progress.probe);
       marks->at("step").get_to(progress.step);

@@ -19,12 +19,12 @@ const std::vector<Format> kBf16Only = {Format::kKvF32, Format::kKvBf16};
 const std::vector<Arch> kFlashMlaArchs = {Arch::kSm90, Arch::kSm100};
 constexpr int64_t kTilelangSharedBytes = 206848;  // reported at 64 heads, sglang #38370
 
-Backend flashmla_sparse(Phase phase) {
+Backend flashmla_sparse(AttentionPhase phase) {
   Backend b;
   b.kernel = "flashmla_sparse";
   b.sparse = true;
   b.formats = kBf16Only;
-  if (phase == Phase::kPrefill) {
+  if (phase == AttentionPhase::kPrefill) {
     b.formats.push_back(Format::kKvPacked);
     b.gathers_packed = true;
   }
@@ -93,7 +93,7 @@ Backend nsa_without_kernel(std::string_view value) {
   return b;
 }
 
-std::optional<Backend> find_nsa(std::string_view value, Phase phase) {
+std::optional<Backend> find_nsa(std::string_view value, AttentionPhase phase) {
   if (value == "flashmla_sparse") return flashmla_sparse(phase);
   if (value == "flashmla_kv") return flashmla_kv();
   if (value == "trtllm") return trtllm_sparse();
@@ -167,7 +167,7 @@ std::optional<Format> format_from_resolved(std::string_view name) {
   return std::nullopt;
 }
 
-Backend find_backend(std::string_view axis, std::string_view value, Phase phase) {
+Backend find_backend(std::string_view axis, std::string_view value, AttentionPhase phase) {
   const bool dense = axis == "attention_backend";
   if (auto known = dense ? find_dense(value) : find_nsa(value, phase)) return *std::move(known);
   if (const Kernel* kernel = kernel_serving(axis, value, "attention")) return from_registry(*kernel);

@@ -18,7 +18,7 @@ namespace faultline {
 std::string_view resolved_format_name(Format format);  // "?" for formats that are no latent cache's
 std::optional<Format> format_from_resolved(std::string_view name);
 
-enum class Phase : uint8_t { kPrefill, kDecode };
+enum class AttentionPhase : uint8_t { kPrefill, kDecode };
 
 struct Backend {
   std::string kernel;                  // of kind "attention"; empty: none in this build
@@ -40,7 +40,7 @@ struct Backend {
 
 // The backend that a value of attention_backend, nsa_prefill_backend or nsa_decode_backend names. A recognised value
 // without a kernel in this build has an empty `kernel`.
-Backend find_backend(std::string_view axis, std::string_view value, Phase phase);
+Backend find_backend(std::string_view axis, std::string_view value, AttentionPhase phase);
 
 // Shared memory that one block may opt into, in bytes.
 int64_t shared_memory_limit(Arch arch);

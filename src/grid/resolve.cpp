@@ -160,10 +160,10 @@ class Resolver {
     effect("indexer") = "on";
     check_indexer();
     check_sparse_mla();
-    const Backend prefill = find_backend("nsa_prefill_backend", nsa_prefill_, Phase::kPrefill);
-    const Backend decode = find_backend("nsa_decode_backend", nsa_decode_, Phase::kDecode);
-    use("nsa_prefill_backend", nsa_prefill_, prefill, Phase::kPrefill);
-    use("nsa_decode_backend", nsa_decode_, decode, Phase::kDecode);
+    const Backend prefill = find_backend("nsa_prefill_backend", nsa_prefill_, AttentionPhase::kPrefill);
+    const Backend decode = find_backend("nsa_decode_backend", nsa_decode_, AttentionPhase::kDecode);
+    use("nsa_prefill_backend", nsa_prefill_, prefill, AttentionPhase::kPrefill);
+    use("nsa_decode_backend", nsa_decode_, decode, AttentionPhase::kDecode);
     if (kv_format_ == Format::kKvPlainFp8 && nsa_prefill_ != nsa_decode_)
       note(profile_.fused_rope_note.text + " (" + profile_.fused_rope_note.source + ")");
   }
@@ -177,10 +177,10 @@ class Resolver {
 
   void choose_dense(const std::string& backend) {
     effect("nsa_prefill_backend") = effect("nsa_decode_backend") = kNoEffect;
-    const Backend traits = find_backend("attention_backend", backend, Phase::kDecode);
+    const Backend traits = find_backend("attention_backend", backend, AttentionPhase::kDecode);
     effect("indexer") = on_off(traits.sparse);
-    use("attention_backend", backend, traits, Phase::kPrefill);
-    use("attention_backend", backend, traits, Phase::kDecode);
+    use("attention_backend", backend, traits, AttentionPhase::kPrefill);
+    use("attention_backend", backend, traits, AttentionPhase::kDecode);
     if (traits.sparse) return;
     const bool within = shape_.longest_context > 0 && shape_.longest_context <= shape_.model_index_topk;
     if (within) return;
@@ -188,8 +188,8 @@ class Resolver {
     note(fmt::format("attention_backend={}: dense attention, which differs from the model beyond index_topk", backend));
   }
 
-  void use(std::string_view axis, const std::string& value, const Backend& backend, Phase phase) {
-    const bool prefill = phase == Phase::kPrefill;
+  void use(std::string_view axis, const std::string& value, const Backend& backend, AttentionPhase phase) {
+    const bool prefill = phase == AttentionPhase::kPrefill;
     effect(prefill ? "prefill_attention" : "decode_attention") = backend.kernel.empty() ? kNoEffect : backend.kernel;
     if (prefill) {
       effect("prefill_gathers") = on_off(backend.gathers_packed && kv_format_ == Format::kKvPacked);
@@ -202,7 +202,7 @@ class Resolver {
     check_kernel(axis, value, backend);
   }
 
-  void check_cache(const std::string& value, const Backend& backend, Phase phase) {
+  void check_cache(const std::string& value, const Backend& backend, AttentionPhase phase) {
     if (!backend.refused.empty()) return guard(Stage::kFirstUse, backend.refused, backend.source);
     const auto layout_source = [&](const Cited& rule) { return rule.source + "; " + profile_.cache_dimension.source; };
     if (kv_format_ == Format::kKvPacked && backend.stores_by_assertion)
@@ -210,7 +210,7 @@ class Resolver {
                    fmt::format("{} stores into a packed FP8 cache: {}", value, profile_.packed_store_guard.text),
                    layout_source(profile_.packed_store_guard));
     if (kv_format_ == Format::kKvPacked && backend.reads_packed_as_plain) {
-      effect(phase == Phase::kPrefill ? "prefill_reads" : "decode_reads") = resolved_format_name(Format::kKvPlainFp8);
+      effect(phase == AttentionPhase::kPrefill ? "prefill_reads" : "decode_reads") = resolved_format_name(Format::kKvPlainFp8);
       return refuse(Stage::kLayout, TargetStatus::kLayout,
                     fmt::format("{}: {}", value, profile_.packed_read_as_plain.text),
                     layout_source(profile_.packed_read_as_plain));
@@ -219,7 +219,7 @@ class Resolver {
                        std::find(backend.formats.begin(), backend.formats.end(), kv_format_) != backend.formats.end();
     if (takes) return;
     const bool plain = kv_format_ == Format::kKvPlainFp8;
-    if (value == "flashmla_sparse" && phase == Phase::kDecode)
+    if (value == "flashmla_sparse" && phase == AttentionPhase::kDecode)
       guard(Stage::kFirstUse, "flashmla_sparse: " + profile_.sparse_decode_guard.text,
             profile_.sparse_decode_guard.source);
     else if (value == "flashmla_sparse" && plain)

@@ -27,14 +27,14 @@ TEST_CASE("a page that nobody has written says so") {
 TEST_CASE("marks written through one mapping are read through another") {
   const Page page;
   ProgressWriter writer = page.writer();
-  writer.phase(Phase::kDecode, "graph bucket 8");
+  writer.phase(WorkerPhase::kDecode, "graph bucket 8");
   writer.probe(4);
   writer.step(2);
   writer.op(17, "layers.3.self_attn.attention", "flashinfer", 3);
   const ProgressSnapshot seen = page.read();
   CHECK(seen.started);
   CHECK_FALSE(seen.torn);
-  CHECK(seen.phase == Phase::kDecode);
+  CHECK(seen.phase == WorkerPhase::kDecode);
   CHECK(seen.probe == 4);
   CHECK(seen.step == 2);
   CHECK(seen.op_index == 17);
@@ -48,7 +48,7 @@ TEST_CASE("marks written through one mapping are read through another") {
 TEST_CASE("what is being done with the op is told") {
   const Page page;
   ProgressWriter writer = page.writer();
-  writer.phase(Phase::kPrefill);
+  writer.phase(WorkerPhase::kPrefill);
   CHECK(page.read().where() == "in phase prefill");
   writer.op(0, "embed", "reference", -1);
   writer.op_state(OpState::kChecking);
@@ -62,7 +62,7 @@ TEST_CASE("a new phase, probe or step forgets the op") {
   ProgressWriter writer = page.writer();
   const int which = GENERATE(0, 1, 2);
   writer.op(17, "embed", "reference", -1);
-  if (which == 0) writer.phase(Phase::kLoad);
+  if (which == 0) writer.phase(WorkerPhase::kLoad);
   if (which == 1) writer.probe(1);
   if (which == 2) writer.step(1);
   CHECK(page.read().op_state == OpState::kNone);
@@ -81,7 +81,7 @@ TEST_CASE("every mark is a heartbeat") {
     return grew;
   };
   CHECK_FALSE(beats());
-  writer.phase(Phase::kLoad);
+  writer.phase(WorkerPhase::kLoad);
   CHECK(beats());
   writer.probe(0);
   CHECK(beats());

@@ -87,7 +87,7 @@ TEST_CASE("a death survives the journal") {
   facts.seconds = 1.5;
   facts.output = "words";
   facts.progress.started = true;
-  facts.progress.phase = Phase::kDecode;
+  facts.progress.phase = WorkerPhase::kDecode;
   facts.progress.op_state = OpState::kChecking;
   facts.progress.op = "layers.1.mlp";
   facts.progress.kernel = "own";

@@ -120,7 +120,7 @@ Status talk(const std::string& what, WorkerChannel& channel) {
 Status work(WorkerChannel& channel) {
   const std::string what = channel.task().at("do").get<std::string>();
   ProgressWriter& progress = channel.progress();
-  progress.phase(Phase::kDecode, "stub");
+  progress.phase(WorkerPhase::kDecode, "stub");
   progress.probe(1);
   progress.step(2);
   progress.op(5, "layers.3.self_attn.attention", "flashinfer", 3);
