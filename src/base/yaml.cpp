@@ -95,6 +95,7 @@ class TreeBuilder : public YAML::EventHandler {
     bool has_key = false;
     std::string pending_key;
     int pending_line = 0;
+    std::map<std::string, int> key_lines;  // a search through items would be quadratic in a hostile map
   };
 
   static int line_of(const YAML::Mark& mark) { return mark.line + 1; }
@@ -148,9 +149,10 @@ class TreeBuilder : public YAML::EventHandler {
   void take_key(Open& map, const YamlNode& key) {
     if (!key.is_scalar() || key.text.empty())
       return fail(key.line, fmt::format("a key must be a single value, not {}", kind_name(key.kind)));
-    if (const YamlNode* earlier = map.node.find(key.text))
+    const auto [earlier, added] = map.key_lines.emplace(key.text, key.line);
+    if (!added)
       return fail(key.line, fmt::format("the key '{}' appears twice (first in line {}); remove one", quotable(key.text),
-                                        earlier->key_line));
+                                        earlier->second));
     map.has_key = true;
     map.pending_key = key.text;
     map.pending_line = key.line;
