@@ -16,6 +16,7 @@ using nlohmann::json;
 constexpr int64_t kMaxSize = int64_t{1} << 22;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxExpertsOfAllLayers = int64_t{1} << 17;  // GLM-5 has 19,200; each stands for up to 12 tensors
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 constexpr int64_t kDefaultSkipTopkOffset = 2;  // as SGLang and vLLM default index_skip_topk_offset
 constexpr int64_t kPackedCacheQuarters = 4;    // the packed FP8 cache has one scale a quarter of the latent
@@ -381,6 +382,11 @@ Status check_relations(const Reader& reader, const ModelConfig& c) {
   if (c.kv_lora_rank % kPackedCacheQuarters != 0) {
     return wrong(fmt::format("kv_lora_rank is {}; the packed FP8 cache needs a multiple of {}", c.kv_lora_rank,
                              kPackedCacheQuarters));
+  }
+  if (c.num_hidden_layers * c.n_routed_experts > kMaxExpertsOfAllLayers) {
+    return wrong(
+        fmt::format("num_hidden_layers is {} and n_routed_experts is {}; at most {} experts in all are supported",
+                    c.num_hidden_layers, c.n_routed_experts, kMaxExpertsOfAllLayers));
   }
   if (c.n_routed_experts % c.n_group != 0) {
     return wrong(fmt::format("n_group is {}; it must divide n_routed_experts = {}", c.n_group, c.n_routed_experts));

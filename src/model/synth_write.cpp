@@ -109,7 +109,7 @@ Result<SynthFolder> write_synth(const SynthModel& model, const std::string& fold
   }
   uint64_t total = 0;
   for (const SafetensorsEntry& tensor : tensors) total += tensor.bytes();
-  if (shards == 0) shards = static_cast<int64_t>((total + kShardBytes - 1) / kShardBytes);
+  if (shards == 0) shards = std::min(static_cast<int64_t>((total + kShardBytes - 1) / kShardBytes), count);
   if (shards > count) return bad_input("--shards {}: the model has only {} tensors", shards, count);
 
   FAULTLINE_TRY(AtomicDirectory directory, AtomicDirectory::create(folder));
