@@ -559,7 +559,7 @@ class GlmBuilder {
     const NamedTensor routed = activation("mlp.experts.out", {t_, c_.hidden_size});
     OpBuilder combine(op_name("mlp.experts.combine"), layer_, ops::MoeCombine::kName,
                       kernel(ops::MoeCombine::kName, "moe_finalize"));
-    combine.tensor(down).tensor(topk_weights).tensor(routed);
+    combine.tensor(down).tensor(topk_weights).tensor(routed).set("k", k);
     add(combine);
     if (w.shared_gate_up.empty()) return routed;
     const NamedTensor shared = dense_mlp("mlp.shared_experts.", w.shared_gate_up, w.shared_down, x);

@@ -39,6 +39,13 @@ inline Tensor random_scales(Random& random, int64_t rows, int64_t columns) {
   return tensor;
 }
 
+inline std::vector<TensorView> views_of(const std::vector<Tensor>& tensors) {
+  std::vector<TensorView> result;
+  result.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) result.push_back(tensor.view());
+  return result;
+}
+
 // A list of matrices of one precision, ready to be three operands of an op.
 class WeightList {
  public:
@@ -93,19 +100,12 @@ class WeightList {
 
  private:
   static std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
-    std::vector<TensorView> result;
-    for (const Tensor& tensor : tensors) result.push_back(tensor.view());
+    std::vector<TensorView> result = views_of(tensors);
     if (result.empty()) result.push_back(TensorView{});
     return result;
   }
   Precision precision_;
   std::vector<Tensor> values_, scales_, globals_;
 };
-
-inline std::vector<TensorView> views_of(const std::vector<Tensor>& tensors) {
-  std::vector<TensorView> result;
-  for (const Tensor& tensor : tensors) result.push_back(tensor.view());
-  return result;
-}
 
 }  // namespace faultline::test
