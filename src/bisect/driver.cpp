@@ -1,0 +1,302 @@
+#include "bisect/driver.h"
+
+#include <sys/utsname.h>
+
+#define XXH_INLINE_ALL  // the header alone, no library to link
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "bisect/convict.h"
+#include "bisect/findings_of_run.h"
+#include "bisect/plant.h"
+#include "bisect/run_directory.h"
+#include "bisect/search.h"
+#include "grid/axes.h"
+#include "grid/shape.h"
+#include "model/synth.h"
+#include "report/write.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kPageSize = 64;
+constexpr double kDefaultTimeoutSeconds = 60;
+constexpr size_t kAdaptiveRowsARound = 16;
+
+Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
+  if (!options.model.empty()) experiment.model = options.model;
+  if (!options.profile.empty()) experiment.profile = options.profile;
+  if (!options.arch.empty()) experiment.arch = options.arch;
+  if (!options.checks.empty()) experiment.checks = options.checks;
+  if (!options.strategy.empty()) experiment.strategy = options.strategy;
+  if (!options.plants.empty()) experiment.plant = options.plants;
+  if (options.repeats) experiment.repeats = *options.repeats;
+  if (options.seed) experiment.seed = *options.seed;
+  if (options.time_limit) experiment.time_limit = options.time_limit;
+  if (options.timeout) experiment.timeout = options.timeout;
+  if (options.memory_limit) experiment.memory_limit = options.memory_limit;
+  // The file's own values were validated with their line; these come from flags.
+  FAULTLINE_TRY_STATUS(parse_experiment(write_experiment(experiment), "command line", plant_names())
+                           .transform([](const Experiment&) {}));
+  if (experiment.model.empty())
+    return bad_input("no model: name one by --model DIR (or --model synth:tiny), or by 'model:' in the experiment");
+  for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(check_plant(plant));
+  return {};
+}
+
+std::map<std::string, std::string> environment_of(const Experiment& experiment, const Checkpoint* checkpoint,
+                                                  const std::vector<std::string>& arguments) {
+  std::map<std::string, std::string> environment;
+  environment["faultline"] = FAULTLINE_VERSION;
+  environment["device"] = "cpu";
+  environment["model"] = experiment.model;
+  if (checkpoint != nullptr) environment["checkpoint"] = checkpoint->identity();
+  environment["profile"] = experiment.profile;
+  environment["arch"] = experiment.arch;
+  environment["checks"] = experiment.checks;
+  environment["seed"] = std::to_string(experiment.seed);
+  utsname machine{};
+  if (uname(&machine) == 0)
+    environment["system"] = fmt::format("{} {} {}", machine.sysname, machine.release, machine.machine);
+  std::string line;
+  for (const std::string& argument : arguments) line += (line.empty() ? "" : " ") + argument;
+  environment["arguments"] = line;
+  return environment;
+}
+
+std::string hash_text(const std::string& text) { return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0)); }
+
+// What screening found, and what the search and the conviction make of it.
+struct Run {
+  PreparedExperiment prepared;
+  Grid grid;
+  std::vector<ScreenRow> rows;  // all passes
+  std::vector<Localized> localized;
+  SearchResult search;
+};
+
+// The rows of the unplanted pass, by the experiment's strategy.
+Status screen_unplanted(Run& run, Session& session) {
+  const PreparedExperiment& p = run.prepared;
+  const auto rows_of = [&](const std::vector<GridRow>& grid) {
+    return screen_rows(p.experiment, grid, *p.profile, p.target, p.shape, "");
+  };
+  if (p.experiment.strategy == "full") {
+    FAULTLINE_TRY(run.rows, rows_of(run.grid.rows));
+    return screen(run.rows, p.experiment, session, "screening");
+  }
+  FAULTLINE_TRY(const std::vector<ScreenRow> all, rows_of(run.grid.rows));
+  std::vector<bool> allowed;
+  for (const ScreenRow& row : all) allowed.push_back(!row.tasks.empty());
+  std::vector<GridRow> chosen;
+  for (const size_t i : covering_rows(run.grid.rows, allowed)) chosen.push_back(run.grid.rows[i]);
+  FAULTLINE_TRY(run.rows, rows_of(chosen));
+  FAULTLINE_TRY_STATUS(screen(run.rows, p.experiment, session, "screening pairs"));
+  if (p.experiment.strategy == "pairs") return {};
+  // adaptive: one factor at a time from a failing row toward a passing one, until every axis is settled.
+  AxisChoices choices;
+  for (const RequestedAxis& axis : p.experiment.axes) choices[axis.name] = axis.values;
+  while (!session.interrupted() && !session.out_of_time()) {
+    const std::vector<AxisValues> wanted = rows_to_run_next(search_rows(run.rows), choices, kAdaptiveRowsARound);
+    std::vector<GridRow> next;
+    for (const GridRow& row : run.grid.rows)
+      if (std::find(wanted.begin(), wanted.end(), row.axes) != wanted.end()) next.push_back(row);
+    if (next.empty()) return {};
+    FAULTLINE_TRY(std::vector<ScreenRow> more, rows_of(next));
+    FAULTLINE_TRY_STATUS(screen(more, p.experiment, session, "one factor at a time"));
+    std::move(more.begin(), more.end(), std::back_inserter(run.rows));
+  }
+  return {};
+}
+
+Status execute(Run& run, Session& session) {
+  const PreparedExperiment& p = run.prepared;
+  FAULTLINE_TRY_STATUS(screen_unplanted(run, session));
+  std::vector<GridRow> screened;
+  for (const ScreenRow& row : run.rows) screened.push_back(row.grid);
+  for (const std::string& plant : p.experiment.plant) {
+    FAULTLINE_TRY(std::vector<ScreenRow> rows, screen_rows(p.experiment, screened, *p.profile, p.target, p.shape, plant));
+    FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "planted " + plant));
+    std::move(rows.begin(), rows.end(), std::back_inserter(run.rows));
+  }
+  SearchOptions options;
+  options.checks = p.experiment.checks;
+  run.search = search(search_rows(run.rows), options);
+  FAULTLINE_TRY(run.localized, convict(suspicions_of(run.rows), session));
+  return {};
+}
+
+Status write_cases(const Run& run, const RunDirectory& directory) {
+  FAULTLINE_TRY(const std::string folder, directory.subfolder("cases"));
+  for (const ScreenRow& row : run.rows) {
+    if (row.outcome.failures == 0) continue;
+    Experiment one = run.prepared.experiment;
+    one.name = row.id;
+    one.axes.clear();
+    one.exclude.clear();
+    one.strategy = "full";
+    for (const auto& [axis, value] : row.grid.axes) one.axes.push_back({axis, {value}});
+    one.plant.clear();
+    if (!row.plant.empty()) one.plant.push_back(row.plant);
+    FAULTLINE_TRY_STATUS(write_file(folder + "/" + row.id + ".yaml", write_experiment(one)));
+  }
+  return {};
+}
+
+Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Checkpoint* checkpoint,
+                             const std::vector<std::string>& arguments, const Session& session) {
+  BisectOutcome outcome;
+  outcome.directory = directory.path();
+  outcome.findings = findings_of_run(run.prepared, run.rows, run.localized, run.search);
+  outcome.findings.run_directory = directory.path();
+  outcome.findings.environment = environment_of(run.prepared.experiment, checkpoint, arguments);
+  outcome.findings.environment["worker runs"] = std::to_string(session.worker_runs());
+  outcome.exit_code = session.interrupted() ? ExitCode::kInterrupted : exit_code_of(outcome.findings);
+  outcome.findings.exit_code = static_cast<int>(outcome.exit_code);
+  FAULTLINE_TRY_STATUS(write_cases(run, directory));
+  FAULTLINE_TRY_STATUS(write_reports(outcome.findings, directory.path()));
+  return outcome;
+}
+
+Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& options) {
+  PreparedExperiment prepared;
+  FAULTLINE_TRY_STATUS(apply_overrides(options, experiment));
+  FAULTLINE_TRY(const ModelConfig config, model_config(experiment.model));
+  fill_probe_defaults(experiment.probes, kPageSize, config.index_topk, config.max_position_embeddings);
+  if (experiment.probes.longest_context() > config.max_position_embeddings)
+    return bad_input("the probes reach {} tokens, the model's max_position_embeddings is {}: shorten prefill.lengths or "
+                     "decode.contexts",
+                     experiment.probes.longest_context(), config.max_position_embeddings);
+  for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(make_plant(plant, config).transform([](const auto&) {}));
+  prepared.profile = find_profile(experiment.profile);
+  FAULTLINE_TRY(prepared.target, find_target(experiment.arch));
+  prepared.shape = shape_info(&config, experiment);
+  prepared.experiment = std::move(experiment);
+  return prepared;
+}
+
+SessionOptions session_options(const BisectOptions& options, const Experiment& experiment) {
+  SessionOptions session;
+  session.jobs = options.jobs;
+  session.quiet = options.quiet;
+  session.time_limit_s = experiment.time_limit.value_or(0);
+  session.timeout_s = experiment.timeout.value_or(kDefaultTimeoutSeconds);
+  session.memory_limit = static_cast<uint64_t>(experiment.memory_limit.value_or(0));
+  return session;
+}
+
+}  // namespace
+
+Result<ModelConfig> model_config(const std::string& spec) {
+  if (spec.rfind(kSynthPrefix, 0) == 0) {
+    FAULTLINE_TRY(SynthModel model, parse_synth_spec(spec));
+    return std::move(model.config);
+  }
+  const std::string path = spec + "/config.json";
+  FAULTLINE_TRY(const std::string text, read_file(path));
+  return parse_model_config(text, path);
+}
+
+Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
+  FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
+  return prepare(std::move(experiment), options);
+}
+
+Result<BisectOutcome> run_bisect(const BisectOptions& given) {
+  BisectOptions options = given;
+  std::optional<RunDirectory> directory;
+  if (!options.resume.empty()) {
+    FAULTLINE_TRY(directory, RunDirectory::open(options.resume));
+    options.experiment = directory->file("experiment.yaml");
+  }
+  Run run;
+  FAULTLINE_TRY(run.prepared, prepare_experiment(options));
+  const Experiment& experiment = run.prepared.experiment;
+  FAULTLINE_TRY(run.grid, expand_grid(experiment));
+  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::open(experiment.model));
+
+  const std::string canonical = write_experiment(experiment);
+  std::map<std::string, TaskResult> known;
+  std::optional<Journal> journal;
+  if (directory) {
+    JournalContents contents;
+    FAULTLINE_TRY(journal, Journal::resume(directory->journal_path(), contents));
+    if (contents.header.experiment_hash != hash_text(canonical))
+      return bad_input("{}: the experiment there is another one than these flags make of it; resume without them", options.resume);
+    if (contents.header.model != checkpoint.identity())
+      return bad_input("{}: the checkpoint {} has changed since this run began; start a new run", options.resume, experiment.model);
+    for (const std::string& warning : contents.warnings) fmt::print(stderr, "faultline: {}\n", warning);
+    FAULTLINE_TRY(known, results_in(contents.entries));
+  } else {
+    FAULTLINE_TRY(directory, RunDirectory::create(options.out, experiment.name));
+    FAULTLINE_TRY_STATUS(write_file(directory->file("experiment.yaml"), canonical));
+    JournalHeader header;
+    header.run_id = directory->id();
+    header.experiment_hash = hash_text(canonical);
+    header.model = checkpoint.identity();
+    header.arguments = options.arguments;
+    header.started = utc_timestamp();
+    FAULTLINE_TRY(journal, Journal::create(directory->journal_path(), header));
+    nlohmann::json record = environment_of(experiment, &checkpoint, options.arguments);
+    FAULTLINE_TRY_STATUS(directory->write_run_json(record));
+  }
+  Session session(&checkpoint, session_options(options, experiment), &*journal, std::move(known));
+  FAULTLINE_TRY_STATUS(execute(run, session));
+  return finish(run, *directory, &checkpoint, options.arguments, session);
+}
+
+Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
+  FAULTLINE_TRY(const RunDirectory directory, RunDirectory::open(run_directory));
+  BisectOptions options;
+  options.experiment = directory.file("experiment.yaml");
+  Run run;
+  FAULTLINE_TRY(run.prepared, prepare_experiment(options));
+  FAULTLINE_TRY(run.grid, expand_grid(run.prepared.experiment));
+  FAULTLINE_TRY(const JournalContents contents, load_journal(directory.journal_path()));
+  FAULTLINE_TRY(auto known, results_in(contents.entries));
+  Session session(nullptr, session_options(options, run.prepared.experiment), nullptr, std::move(known));
+  FAULTLINE_TRY_STATUS(execute(run, session));
+  return finish(run, directory, nullptr, contents.header.arguments, session);
+}
+
+Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string& id) {
+  FAULTLINE_TRY(const PreparedExperiment p, prepare_experiment(options));
+  FAULTLINE_TRY(const Grid grid, expand_grid(p.experiment));
+  std::vector<ScreenRow> rows;
+  std::vector<std::string> plants = p.experiment.plant;
+  if (plants.empty() || !id.empty()) plants.insert(plants.begin(), "");
+  for (const std::string& plant : plants) {
+    FAULTLINE_TRY(std::vector<ScreenRow> pass, screen_rows(p.experiment, grid.rows, *p.profile, p.target, p.shape, plant));
+    for (ScreenRow& row : pass)
+      if (id.empty() || row.id == id) rows.push_back(std::move(row));
+  }
+  if (rows.size() != 1)
+    return id.empty() ? bad_input("{} holds {} configurations; name one by --id", options.experiment, rows.size())
+                      : bad_input("{} holds no configuration '{}'", options.experiment, id);
+  ReplayOutcome outcome;
+  if (rows.front().tasks.empty()) {
+    FAULTLINE_TRY(const Checkpoint none, Checkpoint::open(p.experiment.model));
+    Session session(&none, session_options(options, p.experiment), nullptr, {});
+    FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
+    outcome.result = rows.front().outcome;
+    outcome.exit_code = ExitCode::kCannotRunHere;
+    return outcome;
+  }
+  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::open(p.experiment.model));
+  Session session(&checkpoint, session_options(options, p.experiment), nullptr, {});
+  FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
+  outcome.result = rows.front().outcome;
+  if (session.interrupted())
+    outcome.exit_code = ExitCode::kInterrupted;
+  else if (outcome.result.verdict == "skipped")
+    outcome.exit_code = ExitCode::kCannotRunHere;
+  else
+    outcome.exit_code = outcome.result.failures > 0 ? ExitCode::kFailuresLocalized : ExitCode::kGood;
+  return outcome;
+}
+
+}  // namespace faultline

@@ -1,0 +1,106 @@
+#include "bisect/findings_of_run.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "bisect/signature.h"
+#include "report/verdict.h"
+
+namespace faultline {
+
+std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows) {
+  std::vector<SearchRow> result;
+  for (const ScreenRow& row : rows) {
+    SearchRow out;
+    out.id = row.id;
+    out.axes = row.grid.axes;
+    out.resolved = row.resolved.resolved;
+    out.verdict = row.outcome.verdict;
+    out.reason = row.outcome.reason;
+    out.plant = row.plant;
+    out.runs_on_target = row.outcome.target_status == "runs";
+    out.order = row.launch_order;
+    const std::vector<Failure> failures = failures_of(row);
+    if (!failures.empty()) {
+      out.status = RowStatus::kFails;
+      out.signature = failures.front().signature;
+      for (size_t i = 1; i < failures.size(); ++i) out.also.push_back(failures[i].signature);
+    } else if (row.outcome.verdict == "pass") {
+      out.status = RowStatus::kPasses;
+    } else {
+      out.status = RowStatus::kUntestable;
+    }
+    result.push_back(std::move(out));
+  }
+  return result;
+}
+
+std::vector<Suspicion> suspicions_of(const std::vector<ScreenRow>& rows) {
+  std::vector<Suspicion> result;
+  std::map<std::pair<std::string, std::string>, size_t> known;
+  for (const ScreenRow& row : rows)
+    for (Failure& failure : failures_of(row)) {
+      if (!row.plant.empty() && known.count({"", failure.signature}) != 0) continue;
+      const auto [it, fresh] = known.emplace(std::make_pair(row.plant, failure.signature), result.size());
+      if (fresh) {
+        Suspicion suspicion;
+        suspicion.signature = failure.signature;
+        suspicion.plant = row.plant;
+        suspicion.task = row.tasks.front();
+        suspicion.failure = std::move(failure);
+        result.push_back(std::move(suspicion));
+      }
+      result[it->second].configurations.push_back(row.id);
+    }
+  return result;
+}
+
+Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<ScreenRow>& rows,
+                         const std::vector<Localized>& localized, const SearchResult& search) {
+  Findings findings;
+  const Experiment& experiment = prepared.experiment;
+  findings.experiment = experiment.name;
+  for (const ScreenRow& row : rows) findings.configurations.push_back(row.outcome);
+  findings.localized = localized;
+  findings.minimal_combinations = search.minimal_combinations;
+  findings.ruled_out = search.ruled_out;
+  findings.inert = search.inert;
+  findings.workarounds = search.workarounds;
+  findings.next_experiments = search.next_experiments;
+  for (const std::string& plant : experiment.plant) {
+    const bool fired = std::any_of(rows.begin(), rows.end(), [&](const ScreenRow& row) {
+      return row.plant == plant && (row.outcome.failures > 0 || std::any_of(row.results.begin(), row.results.end(),
+                                                                            [](const TaskResult& r) { return r.plant_fired > 0; }));
+    });
+    if (!fired) findings.next_experiments.push_back("The plant " + plant + " never triggered: its selector matches nothing that ran.");
+  }
+  auto& limits = findings.limits;
+  limits.push_back("Kernels marked 'own' follow a backend's data layout, index handling and arithmetic; they are not that vendor's code, "
+                   "and no vendor's kernel is convicted by them.");
+  if (experiment.checks != "reference")
+    limits.push_back("The check level was '" + experiment.checks + "': values that are finite and in range but wrong were not looked for.");
+  limits.push_back("Everything ran on the CPU: faults of a GPU's timing, memory model or compiler cannot show here.");
+  if (experiment.repeats == 1) limits.push_back("Each configuration ran once: a fault that fires now and then may have been missed.");
+  for (const MaskedRows& masked : search.masked)
+    limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature + "': " +
+                     std::to_string(masked.rows.size()) + " of them.");
+  if (!prepared.target.note.empty()) limits.push_back(prepared.target.note);
+  return findings;
+}
+
+ExitCode exit_code_of(const Findings& findings) {
+  bool ran = false;
+  bool failed = false;
+  for (const ConfigurationResult& row : findings.configurations) {
+    ran = ran || row.repeats > 0;
+    failed = failed || verdict_is_failure(row.verdict);
+  }
+  if (!ran) return ExitCode::kNothingRun;
+  if (!failed) return ExitCode::kGood;
+  const bool all = std::all_of(findings.localized.begin(), findings.localized.end(),
+                               [](const Localized& one) { return !one.culprit.empty(); });
+  return all ? ExitCode::kFailuresLocalized : ExitCode::kFailuresNotLocalized;
+}
+
+}  // namespace faultline

@@ -1,0 +1,198 @@
+#include "bisect/screen.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "base/file.h"
+#include "bisect/signature.h"
+
+namespace faultline {
+namespace {
+
+constexpr size_t kMaxTokenFileIds = 1'000'000;
+
+// A file of token ids, separated by blanks or commas.
+Result<std::vector<int32_t>> read_ids(const std::string& path) {
+  FAULTLINE_TRY(const std::string text, read_file(path));
+  std::vector<int32_t> ids;
+  const char* at = text.data();
+  const char* const end = text.data() + text.size();
+  while (at < end) {
+    if (std::isspace(static_cast<unsigned char>(*at)) != 0 || *at == ',' || *at == '[' || *at == ']') {
+      ++at;
+      continue;
+    }
+    int32_t id = 0;
+    const auto [next, error] = std::from_chars(at, end, id);
+    if (error != std::errc{} || id < 0)
+      return bad_input("{}: byte {}: expected a token id (a number from 0 up)", path, at - text.data());
+    ids.push_back(id);
+    at = next;
+    if (ids.size() > kMaxTokenFileIds) return bad_input("{}: more than {} token ids", path, kMaxTokenFileIds);
+  }
+  if (ids.empty()) return bad_input("{}: no token ids", path);
+  return ids;
+}
+
+// Comparable between rows: probes run in the same order everywhere, and layers within a pass.
+int64_t launch_order(const TaskResult& result) {
+  if (!result.violation) return -1;
+  constexpr int64_t kStride = 100'000;
+  const Violation& v = *result.violation;
+  int64_t place = v.layer + 1;
+  if (v.layer < 0) place = v.op.starts_with("batch.") || v.op.starts_with("embed") ? 0 : kStride - 1;
+  return ((result.probe + 2) * kStride + (v.phase == "decode" ? kStride / 2 : 0) + v.step) * kStride + place;
+}
+
+}  // namespace
+
+Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& resolved) {
+  const Probes& probes = experiment.probes;
+  ProbePlan plan;
+  plan.tokens = probes.tokens;
+  if (plan.tokens != "random" && plan.tokens != "repeat") {
+    FAULTLINE_TRY(plan.ids, read_ids(probes.tokens));
+    plan.tokens = "file";
+  }
+  plan.temperature = probes.sampling.temperature;
+  plan.top_p = probes.sampling.top_p;
+  plan.server_sequence = probes.sequence == "server";
+  plan.prefill_lengths = probes.prefill_lengths;
+  plan.chunk = probes.prefill_chunk.value_or(0);
+  plan.contexts = probes.decode_contexts;
+  plan.batch = probes.decode_batch;
+  plan.steps = probes.decode_steps.value_or(1);
+  const auto batch = resolved.find("batch");
+  if (batch != resolved.end() && batch->second != "probe" && batch->second != "-") {
+    int64_t size = 0;
+    std::from_chars(batch->second.data(), batch->second.data() + batch->second.size(), size);
+    plan.batch = {size};
+  }
+  return plan;
+}
+
+Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows, const Profile& profile,
+                                           const Target& target, const ShapeInfo& shape, const std::string& plant) {
+  std::vector<ScreenRow> result;
+  for (const GridRow& grid : rows) {
+    ScreenRow row;
+    row.grid = grid;
+    row.plant = plant;
+    row.id = plant.empty() ? grid.id : grid.id + "+" + split_plant(plant).first;
+    row.resolved = resolve(grid.axes, profile, target, shape);
+    if (can_run(row.resolved, experiment.run_unsupported)) {
+      FAULTLINE_TRY(const ProbePlan plan, probe_plan(experiment, row.resolved.resolved));
+      for (int64_t repeat = 0; repeat < experiment.repeats; ++repeat) {
+        WorkerTask task;
+        task.id = row.id;
+        task.resolved = row.resolved.resolved;
+        task.checks = experiment.checks;
+        task.plant = plant;
+        task.probes = plan;
+        task.seed = experiment.seed;
+        task.options.repeat = repeat;
+        row.tasks.push_back(std::move(task));
+      }
+    }
+    result.push_back(std::move(row));
+  }
+  return result;
+}
+
+namespace {
+
+void conclude(ScreenRow& row, const Experiment& experiment) {
+  ConfigurationResult& out = row.outcome;
+  out.id = row.id;
+  out.axes = row.grid.axes;
+  out.resolved = row.resolved.resolved;
+  out.plant = row.plant;
+  const TargetStatus status = row.resolved.status;
+  out.target_status = status == TargetStatus::kLayout ? "runs" : std::string(target_status_name(status));
+  out.notes = row.resolved.notes;
+  if (row.tasks.empty()) {
+    out.verdict = out.target_status;
+    out.reason = row.resolved.source.empty() ? row.resolved.reason
+                                             : fmt::format("{} [{}]", row.resolved.reason, row.resolved.source);
+    return;
+  }
+  const TaskResult* worst = nullptr;
+  int64_t fired = 0;
+  for (const TaskResult& result : row.results) {
+    out.seconds += result.seconds;
+    fired += result.plant_fired;
+    if (result.verdict == "skipped") continue;
+    ++out.repeats;
+    const bool failed = result.failed() || !result.settings.empty();
+    if (failed) ++out.failures;
+    if (failed && (worst == nullptr || !worst->failed())) worst = &result;
+  }
+  if (out.repeats == 0) {
+    out.verdict = "skipped";
+    out.reason = row.results.front().message;
+    return;
+  }
+  if (worst == nullptr) {
+    out.verdict = "pass";
+  } else if (worst->failed()) {
+    out.verdict = worst->verdict;
+    out.reason = worst->message;
+    out.first_violation = worst->violation;
+    row.launch_order = launch_order(*worst);
+  } else {
+    out.verdict = worst->settings.front().kind;
+    out.reason = worst->settings.front().detail;
+    out.first_violation = worst->settings.front();
+  }
+  if (out.failures > 0 && out.failures < out.repeats) {
+    out.notes.push_back(fmt::format("failed in {} of {} repeats ({})", out.failures, out.repeats, out.verdict));
+    out.verdict = "flaky";
+  }
+  if (worst != nullptr && status == TargetStatus::kLayout)
+    out.notes.push_back("preflight predicted a layout conflict: " + row.resolved.reason);
+  const bool died = worst != nullptr && worst->violation && worst->probes == 0;
+  if (!row.plant.empty() && fired == 0 && !died && out.verdict == "pass")
+    out.notes.push_back(fmt::format("the plant {} never triggered in this configuration", row.plant));
+  if (experiment.checks == "full" && out.verdict == "pass" && !row.resolved.settings.empty())
+    out.notes.push_back("finite but other values than the model's are not looked for at this check level");
+}
+
+}  // namespace
+
+Status screen(std::vector<ScreenRow>& rows, const Experiment& experiment, Session& session, const std::string& label) {
+  std::vector<WorkerTask> tasks;
+  for (const ScreenRow& row : rows) tasks.insert(tasks.end(), row.tasks.begin(), row.tasks.end());
+  FAULTLINE_TRY(std::vector<TaskResult> results, session.run(tasks, label));
+  size_t at = 0;
+  for (ScreenRow& row : rows) {
+    for (size_t i = 0; i < row.tasks.size(); ++i) row.results.push_back(std::move(results[at++]));
+    for (const TaskResult& result : row.results)
+      if (!result.error.empty())
+        return tl::make_unexpected(Error{result.bad_input ? ErrorKind::kBadInput : ErrorKind::kInternal,
+                                         fmt::format("{}: {}", row.id, result.error)});
+    conclude(row, experiment);
+  }
+  return {};
+}
+
+std::vector<Failure> failures_of(const ScreenRow& row) {
+  std::vector<Failure> failures;
+  std::set<std::string> seen;
+  const auto add = [&](Violation violation, int64_t probe) {
+    Failure failure{std::move(violation), {}, probe};
+    failure.signature = signature_of(failure.violation);
+    if (!failure.signature.empty() && seen.insert(failure.signature).second) failures.push_back(std::move(failure));
+  };
+  for (const TaskResult& result : row.results) {
+    if (!result.failed()) continue;
+    Violation violation = result.violation.value_or(Violation{});
+    if (!result.violation) violation.kind = result.verdict;
+    add(std::move(violation), result.probe);
+  }
+  for (const TaskResult& result : row.results)
+    for (const Violation& setting : result.settings) add(setting, -1);
+  return failures;
+}
+
+}  // namespace faultline

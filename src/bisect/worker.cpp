@@ -1,0 +1,312 @@
+#include "bisect/worker.h"
+
+#include <cmath>
+
+#include "base/clock.h"
+#include "bisect/engine_config.h"
+#include "bisect/plant.h"
+#include "bisect/probes.h"
+#include "bisect/signature.h"
+#include "engine/engine.h"
+
+namespace faultline {
+namespace {
+
+constexpr int64_t kWarmupTokens = 4;
+constexpr int64_t kWarmupSteps = 2;
+constexpr int kReplays = 3;
+constexpr size_t kMaxEdges = 12;
+
+class ProgressObserver : public Observer {
+ public:
+  explicit ProgressObserver(ProgressWriter* progress) : progress_(progress) {}
+  void on_op(const PassInfo& info, int index, const Op& op) override {
+    if (progress_ == nullptr) return;
+    if (info.step != step_ || info.phase != phase_) {
+      progress_->step(info.step);
+      step_ = info.step;
+      phase_ = info.phase;
+    }
+    progress_->op(index, op.name, op.kernel->name, op.layer);
+  }
+  void restart() { step_ = -1; }
+
+ private:
+  ProgressWriter* progress_;
+  int64_t step_ = -1;
+  PassPhase phase_ = PassPhase::kPrefill;
+};
+
+Violation to_violation(const EngineViolation& found) {
+  Violation v;
+  v.op = found.op;
+  v.kernel = found.kernel;
+  v.provenance = std::string(provenance_name(found.provenance));
+  v.build = found.checked_build ? "checked" : "unchecked";
+  v.phase = pass_phase_name(found.info.phase);
+  v.step = found.info.step;
+  v.layer = found.layer;
+  v.tensor = found.tensor;
+  v.kind = found.violation.kind;
+  v.index = found.violation.index;
+  v.value = found.violation.value;
+  v.bits = fmt::format("0x{:x}", found.violation.bits);
+  v.count = found.violation.count;
+  v.inputs_clean = found.inputs_clean;
+  v.bad_input = found.bad_input;
+  v.detail = found.violation.detail;
+  v.setting = found.violation.setting;
+  return v;
+}
+
+Violation to_violation(const EngineFault& fault) {
+  Violation v;
+  v.op = fault.op;
+  v.kernel = fault.kernel;
+  v.provenance = std::string(provenance_name(fault.provenance));
+  v.build = "unchecked";
+  v.phase = pass_phase_name(fault.info.phase);
+  v.step = fault.info.step;
+  v.layer = fault.layer;
+  v.kind = fault.fault.verdict;
+  v.inputs_clean = "unknown";
+  v.detail = fault.fault.message;
+  return v;
+}
+
+// Replaces every scalar scale that no kernel can multiply with. The memory lives as long as the process.
+void repair_scales(ModelWeights& weights) {
+  static float one = 1.0f;
+  const auto repair = [](LinearWeight& weight) {
+    for (TensorView* scale : {&weight.global_scale, &weight.input_scale, &weight.block_scale}) {
+      if (scale->data == nullptr || scale->dtype != Dtype::kF32 || scale->elements() != 1) continue;
+      const float value = scale->as<float>()[0];
+      if (!(value > 0) || !std::isfinite(value)) scale->data = reinterpret_cast<std::byte*>(&one);
+    }
+  };
+  repair(weights.lm_head);
+  for (LayerWeights& layer : weights.layers) {
+    for (LinearWeight* weight : {&layer.q_a, &layer.q_b, &layer.kv_a, &layer.o, &layer.index_q, &layer.index_k,
+                                 &layer.index_heads, &layer.down, &layer.router, &layer.shared_down})
+      repair(*weight);
+    for (auto* list : {&layer.gate_up, &layer.expert_gate_up, &layer.expert_down, &layer.shared_gate_up})
+      for (LinearWeight& weight : *list) repair(weight);
+  }
+}
+
+class TaskRunner {
+ public:
+  TaskRunner(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress)
+      : task_(task), checkpoint_(checkpoint), progress_(progress), observer_(progress) {}
+
+  Result<TaskResult> run() {
+    const double start = monotonic_seconds();
+    FAULTLINE_TRY_STATUS(prepare());
+    FAULTLINE_TRY_STATUS(all_probes());
+    if (result_.verdict.empty()) result_.verdict = "pass";
+    if (plant_ != nullptr) result_.plant_fired = plant_->fired();
+    result_.seconds = monotonic_seconds() - start;
+    return std::move(result_);
+  }
+
+ private:
+  void mark(WorkerPhase phase, std::string_view text = {}) {
+    if (progress_ != nullptr) progress_->phase(phase, text);
+    observer_.restart();
+  }
+
+  Status prepare() {
+    mark(WorkerPhase::kLoad);
+    FAULTLINE_TRY(weights_, load_weights(checkpoint_));
+    if (!task_.plant.empty()) {
+      FAULTLINE_TRY(plant_, make_plant(task_.plant, weights_.config));
+      plant_->weights(weights_);
+    }
+    if (task_.options.repair_scales) repair_scales(weights_);
+    mark(WorkerPhase::kBuild);
+    FAULTLINE_TRY(const CheckLevel checks, check_level(task_.checks));
+    FAULTLINE_TRY(EngineConfig config, engine_config(task_.resolved, checks, task_.seed, task_.probes.chunk));
+    if (task_.options.eager) config.cuda_graph = false;
+    if (task_.options.op_by_op) config.checks = CheckLevel::kReference;
+    EngineLimits limits;
+    limits.max_requests = largest_batch(task_.probes);
+    limits.max_context = std::max(longest_sequence(task_.probes), kWarmupTokens + kWarmupSteps + 1);
+    SamplingParams sampling{task_.probes.temperature, task_.probes.top_p};
+    EngineHooks hooks;
+    hooks.injector = plant_.get();
+    hooks.observer = &observer_;
+    hooks.op_by_op = task_.options.op_by_op;
+    hooks.serialize_all = task_.options.serialize_all;
+    hooks.serialize = {task_.options.serialize.begin(), task_.options.serialize.end()};
+    hooks.no_poison = task_.options.no_poison;
+    if (!task_.options.reference.empty())
+      hooks.use_reference = [this](const Op& op, int64_t) {
+        for (const std::string& pattern : task_.options.reference)
+          if (pattern == op.name || pattern == op_pattern(op.name)) return true;
+        return false;
+      };
+    FAULTLINE_TRY(engine_, Engine::create(weights_, config, limits, sampling, std::move(hooks)));
+    if (config.cuda_graph) {
+      mark(WorkerPhase::kCapture);
+      FAULTLINE_TRY_STATUS(engine_->capture(limits.max_requests, task_.probes.server_sequence || greedy()));
+    }
+    return {};
+  }
+
+  bool greedy() const { return !(task_.probes.temperature > 0); }
+
+  Status all_probes() {
+    // The server's sequence: a greedy warm-up query comes before the first sampled one, and argmax hides a NaN.
+    if (task_.probes.server_sequence) {
+      mark(WorkerPhase::kWarmUp, "greedy warm-up");
+      const Probe warmup{Probe::Kind::kDecode, {kWarmupTokens}, kWarmupSteps};
+      FAULTLINE_TRY(const bool go_on, one_probe(warmup, -1, true));
+      if (!go_on) return {};
+    }
+    const std::vector<Probe> probes = list_probes(task_.probes);
+    for (size_t i = 0; i < probes.size(); ++i) {
+      const auto index = static_cast<int64_t>(i);
+      if (task_.options.only_probe >= 0 && task_.options.only_probe != index) continue;
+      FAULTLINE_TRY(const bool go_on, one_probe(probes[i], index, false));
+      if (!go_on) return {};
+    }
+    return {};
+  }
+
+  // False: the probe failed.
+  Result<bool> one_probe(const Probe& probe, int64_t index, bool warmup) {
+    if (progress_ != nullptr && !warmup) progress_->probe(index);
+    mark(warmup ? WorkerPhase::kWarmUp : WorkerPhase::kPrefill, probe.text());
+    Engine::StepOptions options;
+    options.greedy = warmup || greedy();
+    options.warmup = warmup;
+    std::vector<Sequence> sequences;
+    std::vector<Sequence*> pointers;
+    sequences.reserve(probe.lengths.size());
+    for (size_t row = 0; row < probe.lengths.size(); ++row) {
+      FAULTLINE_TRY(Sequence sequence,
+                    engine_->open(probe_tokens(task_.probes, task_.seed, weights_.config.vocab_size, index,
+                                               static_cast<int64_t>(row), probe.lengths[row])));
+      sequences.push_back(std::move(sequence));
+      pointers.push_back(&sequences.back());
+    }
+    bool failed = false;
+    bool done = false;
+    while (!done && !failed) {
+      FAULTLINE_TRY(const PassOutcome outcome, engine_->prefill(pointers, options, done));
+      failed = take(outcome, index);
+    }
+    if (probe.steps > 0 && !failed && !warmup) mark(WorkerPhase::kDecode, probe.text());
+    for (int64_t step = 0; step < probe.steps && !failed; ++step) {
+      FAULTLINE_TRY(const PassOutcome outcome, engine_->decode(pointers, options));
+      failed = take(outcome, index);
+    }
+    for (Sequence& sequence : sequences) engine_->close(sequence);
+    ++result_.probes;
+    return !failed;
+  }
+
+  // True: the run has failed.
+  bool take(const PassOutcome& outcome, int64_t probe) {
+    for (const EngineViolation& found : outcome.settings) {
+      Violation setting = to_violation(found);
+      bool known = false;
+      for (const Violation& old : result_.settings) known = known || op_pattern(old.op) == op_pattern(setting.op);
+      if (!known) result_.settings.push_back(std::move(setting));
+    }
+    if (outcome.clean()) return false;
+    result_.probe = probe;
+    if (!outcome.violations.empty()) {
+      const EngineViolation& first = outcome.violations.front();
+      result_.violation = to_violation(first);
+      result_.verdict = first.violation.kind;
+      result_.message = first.violation.detail;
+      result_.edges = edges_before(first.op_index);
+      if (task_.options.op_by_op) result_.replayed = replay(first);
+      return true;
+    }
+    result_.violation = to_violation(*outcome.fault);
+    result_.verdict = outcome.fault->fault.verdict;
+    result_.message = outcome.fault->fault.message;
+    return true;
+  }
+
+  // The ops whose results may not have been there yet: those whose output the op reads, then the others of its layer, nearest first.
+  std::vector<std::string> edges_before(int op_index) const {
+    const Pass& pass = engine_->last_pass();
+    const Op& op = pass.ops[static_cast<size_t>(op_index)];
+    std::vector<std::string> producers;
+    std::vector<std::string> others;
+    for (int i = op_index - 1; i >= 0 && others.size() < kMaxEdges; --i) {
+      const Op& before = pass.ops[static_cast<size_t>(i)];
+      if (before.shadow) continue;
+      bool feeds = false;
+      for (size_t o = 0; o < op.kind->operands.size(); ++o)
+        for (size_t w = 0; w < before.kind->operands.size(); ++w)
+          feeds = feeds || (op.kind->operands[o].direction == Direction::kIn &&
+                            before.kind->operands[w].direction == Direction::kOut && !op.tensor_names[o].empty() &&
+                            op.tensor_names[o] == before.tensor_names[w]);
+      (feeds ? producers : others).push_back(before.name);
+    }
+    producers.insert(producers.end(), others.begin(), others.end());
+    if (producers.size() > kMaxEdges) producers.resize(kMaxEdges);
+    return producers;
+  }
+
+  // The same op on the same inputs, several times, in scratch memory: does it break again?
+  std::string replay(const EngineViolation& found) {
+    const Pass& pass = engine_->last_pass();
+    const OpKind& kind = *pass.ops[static_cast<size_t>(found.op_index)].kind;
+    // A scale of the checkpoint is what it is: nothing was run to make it so.
+    if (kind.operands[static_cast<size_t>(found.violation.operand)].content == Content::kWeight) return "yes";
+    mark(WorkerPhase::kReplay, found.op);
+    int broken = 0;
+    for (int i = 0; i < kReplays; ++i)
+      if (replay_op(pass, found.op_index, engine_->last_info(), engine_->hooks(), task_.seed + static_cast<uint64_t>(i)))
+        ++broken;
+    return broken == kReplays ? "yes" : "no";
+  }
+
+  const WorkerTask& task_;
+  const Checkpoint& checkpoint_;
+  ProgressWriter* progress_;
+  ProgressObserver observer_;
+  ModelWeights weights_;
+  std::unique_ptr<PlantedFault> plant_;
+  std::unique_ptr<Engine> engine_;
+  TaskResult result_;
+};
+
+Status worker_body(WorkerChannel& channel) {
+  const nlohmann::json& payload = channel.task();
+  const auto task_json = payload.find("task");
+  const auto manifest = payload.find("manifest");
+  const auto descriptors = payload.find("descriptors");
+  if (task_json == payload.end() || manifest == payload.end() || !manifest->is_string() || descriptors == payload.end() ||
+      !descriptors->is_number_integer())
+    return internal_error("the worker was given no task");
+  FAULTLINE_TRY(const WorkerTask task, task_from_json(*task_json));
+  std::vector<int> fds;
+  const int64_t count = *descriptors->get_ptr<const int64_t*>();
+  for (int64_t i = 0; i < count; ++i) fds.push_back(kFirstTaskFd + static_cast<int>(i));
+  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::attach(manifest->get_ref<const std::string&>(), fds));
+  FAULTLINE_TRY(const TaskResult result, run_task(task, checkpoint, &channel.progress()));
+  channel.progress().phase(WorkerPhase::kFinish);
+  return channel.send({{"event", "result"}, {"result", to_json(result)}});
+}
+
+}  // namespace
+
+nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint) {
+  return {{"task", to_json(task)},
+          {"manifest", checkpoint.manifest()},
+          {"descriptors", static_cast<int64_t>(checkpoint.descriptors().size())}};
+}
+
+Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress) {
+  return TaskRunner(task, checkpoint, progress).run();
+}
+
+int worker_main() { return run_worker(worker_body); }
+
+}  // namespace faultline

@@ -1,0 +1,22 @@
+// The worker process: one configuration, its probes, its checks; then it is gone.
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+#include "bisect/task.h"
+#include "bisect/worker_channel.h"
+#include "model/checkpoint.h"
+
+namespace faultline {
+
+// The main function of `faultline worker` (started by the pool; not for people).
+int worker_main();
+
+// The payload of a pool task: the work and how to map the weights.
+nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint);
+
+// Runs a task here. `progress` may be null (a replay in this process).
+Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress);
+
+}  // namespace faultline

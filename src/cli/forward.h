@@ -1,0 +1,12 @@
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace faultline {
+
+// Adds `faultline forward`. Its callback does the work and sets `exit_code`.
+void add_forward_command(CLI::App& app, int& exit_code);
+
+}  // namespace faultline

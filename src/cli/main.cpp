@@ -1,0 +1,43 @@
+// faultline: finds out which kernel breaks a model. Each subcommand is a file of its own in this folder.
+#include <CLI/CLI.hpp>
+#include <cstring>
+
+#include "base/error.h"
+#include "bisect/worker.h"
+#include "cli/bisect.h"
+#include "cli/forward.h"
+#include "cli/inspect.h"
+#include "cli/preflight.h"
+#include "cli/replay.h"
+#include "cli/report.h"
+#include "cli/synth.h"
+
+int main(int argc, char** argv) {
+  using namespace faultline;
+  // Started by the pool only: no help, no options.
+  if (argc == 2 && std::strcmp(argv[1], "worker") == 0) return worker_main();
+
+  CLI::App app("Faultline finds out which kernel, layout, weight or setting breaks a GLM-5 model, and proves it.", "faultline");
+  app.set_version_flag("--version", FAULTLINE_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 all configurations good; 1 failures, all localized; 2 bad input; 3 internal error; 4 failures, some not\n"
+      "localized; 5 nothing could be run; 125 (replay) cannot run here; 130 interrupted.");
+  int exit_code = static_cast<int>(ExitCode::kInternal);
+  add_bisect_command(app, exit_code);
+  add_replay_command(app, exit_code);
+  add_report_command(app, exit_code);
+  add_preflight_command(app, exit_code);
+  add_inspect_command(app, exit_code);
+  add_synth_command(app, exit_code);
+  add_forward_command(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kBadInput);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "faultline: internal error: {}\n", error.what());
+    return static_cast<int>(ExitCode::kInternal);
+  }
+  return exit_code;
+}

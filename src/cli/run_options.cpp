@@ -1,0 +1,44 @@
+#include "cli/run_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "base/file.h"
+
+namespace faultline {
+
+void add_run_options(CLI::App& command, BisectOptions& options) {
+  constexpr int64_t kBytesPerMiB = int64_t{1} << 20;
+  command.add_option("--model", options.model, "checkpoint folder, or synth:NAME?key=value&…");
+  command.add_option("--arch", options.arch, "target architecture: any, native, sm_90, sm_100, sm_120");
+  command.add_option("--profile", options.profile, "whose rules resolve the flags");
+  command.add_option("--checks", options.checks, "off, finite, full, reference");
+  command.add_option("--strategy", options.strategy, "full, pairs, adaptive");
+  command.add_option("--plant", options.plants, "a fault to plant, NAME[@selector]; may be repeated");
+  command.add_option("--repeats", options.repeats, "runs of each configuration");
+  command.add_option("--seed", options.seed, "of prompts, sampling and page order");
+  command.add_option("--time-limit", options.time_limit, "seconds; the run then ends cleanly");
+  command.add_option("--timeout", options.timeout, "seconds without progress after which a worker hangs");
+  command.add_option_function<int64_t>(
+      "--memory-limit", [&options](const int64_t& mib) { options.memory_limit = mib * kBytesPerMiB; },
+      "MiB of private memory a worker may use");
+  command.add_option("--jobs", options.jobs, "workers at once (0: one a core)")->check(CLI::Range(0, 1024));
+  command.add_flag("--quiet", options.quiet, "no status line");
+}
+
+std::vector<std::string> process_arguments() {
+  std::vector<std::string> arguments;
+  const auto text = read_file("/proc/self/cmdline");
+  if (!text) return arguments;
+  std::string current;
+  for (const char c : *text) {
+    if (c != '\0') {
+      current += c;
+      continue;
+    }
+    arguments.push_back(current);
+    current.clear();
+  }
+  return arguments;
+}
+
+}  // namespace faultline
