@@ -144,7 +144,7 @@ void generate(const SynthModel& model, const SafetensorsEntry& tensor, uint64_t 
     case Dtype::kI64:
       break;
   }
-  FAULTLINE_CHECK(!"a dtype that synthetic models have");
+  check_failed("synthetic models have no such dtype", __FILE__, __LINE__);
 }
 
 }  // namespace faultline
