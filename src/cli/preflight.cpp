@@ -88,6 +88,7 @@ std::string preflight_table(const Experiment& experiment, const std::vector<Pref
     if (axis.values.size() > 1) columns.push_back(axis.name);
   size_t id_width = 2;
   std::vector<size_t> widths;
+  widths.reserve(columns.size());
   for (const std::string& column : columns) widths.push_back(column.size());
   std::array<size_t, 4> counts{};
   for (const PreflightRow& row : rows) {

@@ -72,7 +72,7 @@ struct Profile {
 
   Cited kv_dtype_guard;        // the assertion on the cache's dtype
   Cited packed_store_guard;    // the assertion in set_kv_buffer, for backends that store by it into a packed pool
-  Cited cache_dimension;            // when an FP8 pool is plain (576) and when packed (656), by the NSA backends alone
+  Cited cache_dimension;       // when an FP8 pool is plain (576) and when packed (656), by the NSA backends alone
   Cited packed_read_as_plain;  // backends that store packed and read plain
   Cited sparse_decode_guard;   // flashmla_sparse takes a BF16 cache only, and decode does not decode the pool
   Cited gather_guard;          // flashmla_sparse prefill on a plain FP8 pool

@@ -210,7 +210,8 @@ class Resolver {
                    fmt::format("{} stores into a packed FP8 cache: {}", value, profile_.packed_store_guard.text),
                    layout_source(profile_.packed_store_guard));
     if (kv_format_ == Format::kKvPacked && backend.reads_packed_as_plain) {
-      effect(phase == AttentionPhase::kPrefill ? "prefill_reads" : "decode_reads") = resolved_format_name(Format::kKvPlainFp8);
+      effect(phase == AttentionPhase::kPrefill ? "prefill_reads" : "decode_reads") =
+          resolved_format_name(Format::kKvPlainFp8);
       return refuse(Stage::kLayout, TargetStatus::kLayout,
                     fmt::format("{}: {}", value, profile_.packed_read_as_plain.text),
                     layout_source(profile_.packed_read_as_plain));
