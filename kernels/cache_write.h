@@ -109,9 +109,11 @@ struct PackRowsBody {
         return largest / kE4m3Largest;
       };
       if (t < kPackedGroups) pool.template store_as<float>(layout.packed_scale(slot, t), scale_of(t));
-      for (int64_t c = t; c < layout.latent; c += block.threads()) {
-        const float inverse = 1.0f / scale_of(c / group_size);
-        pool.template store_as<E4m3>(layout.row(slot) + c, to_e4m3(to_float(x.load(x_row + c)) * inverse));
+      for (int64_t group = 0; group < kPackedGroups; ++group) {
+        const float inverse = 1.0f / scale_of(group);
+        const int64_t end = (group + 1) * group_size;
+        for (int64_t c = group * group_size + t; c < end; c += block.threads())
+          pool.template store_as<E4m3>(layout.row(slot) + c, to_e4m3(to_float(x.load(x_row + c)) * inverse));
       }
       for (int64_t c = t; c < layout.rope; c += block.threads())
         pool.template store_as<Bf16>(layout.packed_rope(slot) + c * 2,

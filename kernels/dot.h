@@ -19,8 +19,13 @@ FAULTLINE_HD inline float dot(const float* a, const float* b, int64_t count) {
 }
 
 // out[i] += factor * values[i]
-FAULTLINE_HD inline void add_scaled(float* out, float factor, const float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[i] += factor * values[i];
+FAULTLINE_HD inline void add_scaled(float* __restrict out, float factor, const float* __restrict values,
+                                    int64_t count) {
+  constexpr int kLanes = 8;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int k = 0; k < kLanes; ++k) out[i + k] += factor * values[i + k];
+  for (; i < count; ++i) out[i] += factor * values[i];
 }
 
 }  // namespace faultline::kernels

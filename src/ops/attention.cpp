@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/dense_attention.h"
@@ -96,12 +97,12 @@ kernels::AttentionOperands<T> attention_operands(const OpCall& call) {
   kernels::AttentionOperands<T> operands;
   operands.q = kernel_operand<T>(call, Attention::kQ);
   operands.pool = kernel_pool(call, Attention::kCache);
-  operands.indices = kernel_operand<int32_t>(call, Attention::kIndices);
-  operands.page_table = kernel_operand<int32_t>(call, Attention::kPageTable);
-  operands.row_to_request = kernel_operand<int32_t>(call, Attention::kRowToRequest);
-  operands.lengths = kernel_operand<int32_t>(call, Attention::kLengths);
-  operands.ragged_offsets = kernel_operand<int32_t>(call, Attention::kRaggedOffsets);
-  operands.scratch = kernel_operand<float>(call, Attention::kScratch);
+  operands.indices = optional_operand<int32_t>(call, Attention::kIndices);
+  operands.page_table = optional_operand<int32_t>(call, Attention::kPageTable);
+  operands.row_to_request = optional_operand<int32_t>(call, Attention::kRowToRequest);
+  operands.lengths = optional_operand<int32_t>(call, Attention::kLengths);
+  operands.ragged_offsets = optional_operand<int32_t>(call, Attention::kRaggedOffsets);
+  operands.scratch = optional_operand<float>(call, Attention::kScratch);
   operands.out = kernel_operand<T>(call, Attention::kOut);
   operands.layout = kernel_layout(*call.argument(Attention::kCache).geometry);
   operands.tokens = q.dim(0);
@@ -128,6 +129,8 @@ KernelResult refused(const OpCall& call, std::string_view kernel_name) {
 
 template <bool kTrustsLengths>
 void run_sparse(const OpCall& call) {
+  FAULTLINE_CHECK(call.argument(Attention::kIndices).present());
+  FAULTLINE_CHECK(!kTrustsLengths || call.argument(Attention::kLengths).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
     kernels::launch_sparse_attention<T, kTrustsLengths, decltype(build)::kChecked>(call.launch,
@@ -149,6 +152,7 @@ KernelResult run_trtllm(const OpCall& call) {
 
 KernelResult run_flashmla_kv(const OpCall& call) {
   if (KernelResult fault = refused(call, "flashmla_kv")) return fault;
+  FAULTLINE_CHECK(call.argument(Attention::kIndices).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
     const auto operands = attention_operands<T>(call);
@@ -161,6 +165,8 @@ KernelResult run_flashmla_kv(const OpCall& call) {
 
 void run_dense(const OpCall& call) {
   const bool paged = static_cast<IndexForm>(call.attr().integer("index_form")) == IndexForm::kPageTable;
+  FAULTLINE_CHECK(call.argument(Attention::kLengths).present());
+  FAULTLINE_CHECK(call.argument(paged ? Attention::kPageTable : Attention::kRaggedOffsets).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
     const auto operands = attention_operands<T>(call);

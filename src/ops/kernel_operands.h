@@ -16,13 +16,19 @@ constexpr Dtype dtype_of() {
   if constexpr (std::is_same_v<T, int32_t>) return Dtype::kI32;
 }
 
-// An absent operand gives a null one. The dtype must be T's: a broken invariant otherwise.
+// The operand must be there and of dtype T: a broken invariant otherwise.
 template <class T>
 kernels::Operand<T> kernel_operand(const OpCall& call, int operand) {
-  if (!call.argument(operand).present()) return kernels::Operand<T>{nullptr, 0, operand};
+  FAULTLINE_CHECK(call.argument(operand).present());
   const TensorView& view = call.view(operand);
   FAULTLINE_CHECK(view.dtype == dtype_of<T>());
   return kernels::Operand<T>{view.as<T>(), view.extent(), operand};
+}
+
+// A null one where the operand is absent.
+template <class T>
+kernels::Operand<T> optional_operand(const OpCall& call, int operand) {
+  return call.argument(operand).present() ? kernel_operand<T>(call, operand) : kernels::Operand<T>{nullptr, 0, operand};
 }
 
 // A cache, or a contiguous buffer of rows, as bytes.

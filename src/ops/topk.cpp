@@ -117,11 +117,14 @@ KernelResult run_topk(const OpCall& call) {
   kernels::TopKOperands operands;
   operands.scores = kernel_operand<float>(call, TopK::kScores);
   operands.lengths = kernel_operand<int32_t>(call, TopK::kLengths);
-  operands.page_table = kernel_operand<int32_t>(call, TopK::kPageTable);
-  operands.row_to_request = kernel_operand<int32_t>(call, TopK::kRowToRequest);
-  operands.ragged_offsets = kernel_operand<int32_t>(call, TopK::kRaggedOffsets);
+  operands.page_table = optional_operand<int32_t>(call, TopK::kPageTable);
+  operands.row_to_request = optional_operand<int32_t>(call, TopK::kRowToRequest);
+  operands.ragged_offsets = optional_operand<int32_t>(call, TopK::kRaggedOffsets);
   operands.out = kernel_operand<int32_t>(call, TopK::kOut);
   operands.transform = static_cast<IndexTransform>(call.attr().integer("transform"));
+  FAULTLINE_CHECK(operands.transform != IndexTransform::kPaged ||
+                  (operands.page_table.data != nullptr && operands.row_to_request.data != nullptr));
+  FAULTLINE_CHECK(operands.transform != IndexTransform::kRagged || operands.ragged_offsets.data != nullptr);
   operands.tokens = call.view(TopK::kOut).dim(0);
   operands.topk = call.attr().integer("topk");
   operands.score_stride = scores.stride[0];
