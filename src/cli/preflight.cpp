@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "bisect/plant.h"
+#include "cli/failure.h"
 #include "grid/axes.h"
 #include "grid/shape.h"
 #include "model/synth.h"
@@ -166,9 +167,7 @@ void add_preflight_command(CLI::App& app, int& exit_code) {
       exit_code = *result;
       return;
     }
-    fmt::print(stderr, "faultline: {}\n", result.error().message);
-    exit_code =
-        static_cast<int>(result.error().kind == ErrorKind::kBadInput ? ExitCode::kBadInput : ExitCode::kInternal);
+    exit_code = fail(result.error());
   });
 }
 
