@@ -262,6 +262,7 @@ namespace {
 
 std::vector<std::string> ids(const Table& table, const std::vector<size_t>& rows) {
   std::vector<std::string> list;
+  list.reserve(rows.size());
   for (const size_t row : rows) list.push_back(table.row(row).id);
   return list;
 }
@@ -318,6 +319,7 @@ std::vector<std::string> untestable_sentences(const Table& table) {
   }
   constexpr size_t kMaxIds = 6;
   std::vector<std::string> sentences;
+  sentences.reserve(groups.size());
   for (const auto& [why, rows] : groups) {
     sentences.push_back(fmt::format("Nothing is known about {} ({} {}): {}.", words(rows, kMaxIds), rows.size(),
                                     rows.size() == 1 ? "row" : "rows", why));

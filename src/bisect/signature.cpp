@@ -40,7 +40,8 @@ std::string op_pattern(std::string_view op) {
 }
 
 std::string signature_text(const SignatureParts& parts) {
-  std::string text = parts.setting ? "setting " + parts.kind : parts.kind;
+  std::string text = parts.kind;
+  if (parts.setting) text = "setting " + (parts.attribute.empty() ? parts.kind : parts.attribute + ": " + parts.kind);
   if (parts.op.empty()) {
     text += " outside of any op";
   } else {
@@ -53,7 +54,8 @@ std::string signature_text(const SignatureParts& parts) {
 }
 
 std::string signature_of(const Violation& violation) {
-  return signature_text({violation.kind, violation.op, violation.kernel, violation.phase, violation.setting});
+  return signature_text({violation.kind, violation.op, violation.kernel, violation.phase, violation.setting,
+                         violation.attribute});
 }
 
 std::string signature_of(const ConfigurationResult& configuration) {

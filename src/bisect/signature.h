@@ -21,6 +21,7 @@ struct SignatureParts {
   std::string kernel;    // empty: not known
   std::string phase;     // "prefill", "decode"; empty: not known
   bool setting = false;  // the gap is to the model reference: not the same failure as a gap to the kernel's own spec
+  std::string attribute = {};  // of a setting
 };
 
 std::string signature_text(const SignatureParts& parts);

@@ -32,6 +32,7 @@ struct Violation {
   std::string bad_input;       // tensor or checkpoint tensor that was already bad
   std::string detail;          // one sentence: what was expected, which request, which probe
   bool setting = false;        // a gap to the model reference, not to the kernel's spec
+  std::string attribute;       // of a setting: what differs from the model ("theta", "interleaved", "dense")
   std::string
       follows;  // own kernels: the backend whose layout and arithmetic the kernel follows; empty: none, or not known
 };

@@ -66,7 +66,7 @@ std::string inline_html(const Text& text) {
 }
 
 std::string cell_html(const Cell& cell) {
-  const std::string content = inline_html(cell.text);
+  std::string content = inline_html(cell.text);
   switch (cell.tone) {
     case Tone::kPlain:
       return content;

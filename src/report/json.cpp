@@ -53,6 +53,7 @@ Json to_json(const Violation& violation) {
   out["bad_input"] = violation.bad_input;
   out["detail"] = violation.detail;
   out["setting"] = violation.setting;
+  out["attribute"] = violation.attribute;
   out["follows"] = violation.follows;
   return out;
 }
@@ -285,7 +286,7 @@ void read_violation(Reader& in, Violation& out) {
   in.required("rank", out.rank).required("tensor", out.tensor).required("kind", out.kind).required("index", out.index);
   in.required("value", out.value).required("bits", out.bits).required("count", out.count);
   in.required("inputs_clean", out.inputs_clean);
-  in.optional("bad_input", out.bad_input).optional("detail", out.detail).optional("setting", out.setting);
+  in.optional("bad_input", out.bad_input).optional("detail", out.detail).optional("setting", out.setting).optional("attribute", out.attribute);
   in.optional("follows", out.follows);
 }
 

@@ -92,7 +92,7 @@ std::string findings_junit(const Findings& findings) {
     for (const ConfigurationResult* row : all) {
       if (row->plant == plant) rows.push_back(row);
     }
-    const std::string suite = plant.empty() ? experiment : experiment + " (planted: " + plant + ")";
+    const std::string suite = plant.empty() ? experiment : fmt::format("{} (planted: {})", experiment, plant);
     xml += fmt::format("  <testsuite name=\"{}\" {}>\n", xml_text(suite), attributes(count(rows)));
     for (const ConfigurationResult* row : rows) xml += case_xml(*row, suite);
     xml += "  </testsuite>\n";

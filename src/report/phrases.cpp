@@ -55,7 +55,7 @@ Text settings_text(const AxisValues& axes, std::string_view separator) {
   Text text;
   for (const auto& [axis, value] : axes) {
     if (!text.empty()) text.text(separator);
-    text.code(axis + "=" + value);
+    text.code(fmt::format("{}={}", axis, value));
   }
   return text;
 }
@@ -77,7 +77,8 @@ std::string ids_text(const std::vector<std::string>& ids, size_t limit) {
 
 std::string pairs_text(const std::vector<std::pair<std::string, std::string>>& pairs, size_t limit) {
   std::vector<std::string> pieces;
-  for (const auto& [left, right] : pairs) pieces.push_back(left + "/" + right);
+  pieces.reserve(pairs.size());
+  for (const auto& [left, right] : pairs) pieces.push_back(fmt::format("{}/{}", left, right));
   return join_limited(pieces, limit, pieces.size() - std::min(limit, pieces.size()));
 }
 

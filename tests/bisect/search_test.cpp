@@ -487,9 +487,10 @@ TEST_CASE("untestable rows never make a combination smaller than its cause, and 
     for (const MinimalCombination& minimal : result.minimal_combinations) {
       // A setting that never varies among the rows cannot be part of a combination.
       AxisValues visible;
-      for (const auto& [axis, value] : trial.cause) {
-        if (std::any_of(rows.begin(), rows.end(), [&](const SearchRow& row) { return row.axes.at(axis) != value; })) {
-          visible[axis] = value;
+      for (const auto& setting : trial.cause) {
+        if (std::any_of(rows.begin(), rows.end(),
+                        [&](const SearchRow& row) { return row.axes.at(setting.first) != setting.second; })) {
+          visible.insert(setting);
         }
       }
       CHECK(within(visible, minimal.axes));
@@ -540,7 +541,7 @@ TEST_CASE("one factor at a time: proposals differ from a failing row in one axis
   for (const Axis& axis : kIncidentAxes) choices[axis.name] = axis.values;
   const SearchRow bad =
       *std::find_if(all.begin(), all.end(), [](const SearchRow& row) { return row.signature == kLayout; });
-  const SearchRow good = all.front();
+  const SearchRow& good = all.front();
   const auto next = rows_to_run_next({good, bad}, choices, 10);
   REQUIRE(next.size() == 4);
   for (const AxisValues& proposal : next) CHECK(differing(proposal, bad.axes).size() == 1);

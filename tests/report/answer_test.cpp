@@ -13,7 +13,7 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 std::vector<std::string> five(const Findings& findings) {
-  const std::vector<std::string> lines = five_line_answer(findings);
+  std::vector<std::string> lines = five_line_answer(findings);
   REQUIRE(lines.size() == 5);
   for (const std::string& line : lines) {
     CHECK(line.find('\n') == std::string::npos);

@@ -173,7 +173,7 @@ TEST_CASE("no value of the findings can become markup or leave its cell") {
     // Every row of a table has as many cells as its header.
     size_t bars = 0;
     for (size_t i = 0; i < line.size(); ++i) bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\');
-    if (line.rfind("|", 0) != 0) {
+    if (line.empty() || line[0] != '|') {
       table_columns = 0;
     } else if (table_columns == 0) {
       table_columns = bars;
