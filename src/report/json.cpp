@@ -286,7 +286,10 @@ void read_violation(Reader& in, Violation& out) {
   in.required("rank", out.rank).required("tensor", out.tensor).required("kind", out.kind).required("index", out.index);
   in.required("value", out.value).required("bits", out.bits).required("count", out.count);
   in.required("inputs_clean", out.inputs_clean);
-  in.optional("bad_input", out.bad_input).optional("detail", out.detail).optional("setting", out.setting).optional("attribute", out.attribute);
+  in.optional("bad_input", out.bad_input)
+      .optional("detail", out.detail)
+      .optional("setting", out.setting)
+      .optional("attribute", out.attribute);
   in.optional("follows", out.follows);
 }
 
