@@ -44,7 +44,7 @@ class Case {
           if (out_.culprit == "weights")
             o.repair_scales = true;
           else
-            o.reference = {op_pattern(suspect_.op)};
+            o.reference = {setting() ? std::string(kSettingPrefix) + suspect_.attribute : op_pattern(suspect_.op)};
         })};
       case Step::kRelax: {
         std::vector<WorkerTask> result;
@@ -181,6 +181,8 @@ class Case {
     if (out_.culprit == "weights") {
       say(gone ? "With usable scales in place of the unusable ones the failure is gone."
                : "With usable scales in place of the unusable ones the failure is still there.");
+    } else if (setting()) {
+      say(fmt::format("With the model's own '{}' in its place the gap is {}.", suspect_.attribute, gone ? "gone" : "still there"));
     } else {
       say(gone ? fmt::format("With the reference in place of {} the failure is gone{}.", op_pattern(suspect_.op),
                              result.failed() ? fmt::format(" (the case then fails otherwise: {})", result.verdict) : "")

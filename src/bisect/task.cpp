@@ -158,7 +158,7 @@ nlohmann::json to_json(const Violation& v) {
           {"phase", v.phase},     {"step", v.step},     {"layer", v.layer},           {"rank", v.rank},
           {"tensor", v.tensor},   {"kind", v.kind},     {"index", v.index},           {"value", v.value},
           {"bits", v.bits},       {"count", v.count},   {"inputs_clean", v.inputs_clean},
-          {"bad_input", v.bad_input}, {"detail", v.detail}, {"setting", v.setting}};
+          {"bad_input", v.bad_input}, {"detail", v.detail}, {"setting", v.setting}, {"attribute", v.attribute}};
 }
 
 Result<Violation> violation_from_json(const nlohmann::json& json) {
@@ -182,6 +182,7 @@ Result<Violation> violation_from_json(const nlohmann::json& json) {
   read.read("bad_input", v.bad_input);
   read.read("detail", v.detail);
   read.read("setting", v.setting);
+  read.read("attribute", v.attribute);
   FAULTLINE_TRY_STATUS(read.status("violation"));
   return v;
 }

@@ -28,12 +28,16 @@ struct ProbePlan {
   bool operator==(const ProbePlan&) const = default;
 };
 
+inline constexpr std::string_view kSettingPrefix = "setting:";
+
 // How a run differs from a plain screening run.
 struct RunOptions {
   bool op_by_op = false;
   bool serialize_all = false;
   std::vector<std::string> serialize;     // op names
-  std::vector<std::string> reference;     // op patterns (signature.h) that run on the reference
+  // Ops that run on the reference: patterns (signature.h), or kSettingPrefix + attribute for every op whose resolved
+  // attribute differs from the model's.
+  std::vector<std::string> reference;
   bool eager = false;                     // cuda_graph off, whatever the row says
   bool no_poison = false;
   bool repair_scales = false;             // unusable scalar scales of the checkpoint are replaced by 1

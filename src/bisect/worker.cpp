@@ -7,6 +7,7 @@
 #include "bisect/plant.h"
 #include "bisect/probes.h"
 #include "bisect/signature.h"
+#include "check/compare.h"
 #include "engine/engine.h"
 
 namespace faultline {
@@ -56,6 +57,7 @@ Violation to_violation(const EngineViolation& found) {
   v.bad_input = found.bad_input;
   v.detail = found.violation.detail;
   v.setting = found.violation.setting;
+  v.attribute = found.violation.attribute;
   return v;
 }
 
@@ -142,7 +144,9 @@ class TaskRunner {
     if (!task_.options.reference.empty())
       hooks.use_reference = [this](const Op& op, int64_t) {
         for (const std::string& pattern : task_.options.reference)
-          if (pattern == op.name || pattern == op_pattern(op.name)) return true;
+          if (pattern == op.name || pattern == op_pattern(op.name) ||
+              (pattern.starts_with(kSettingPrefix) && structural_difference(op) == pattern.substr(kSettingPrefix.size())))
+            return true;
         return false;
       };
     FAULTLINE_TRY(engine_, Engine::create(weights_, config, limits, sampling, std::move(hooks)));
@@ -211,7 +215,9 @@ class TaskRunner {
     for (const EngineViolation& found : outcome.settings) {
       Violation setting = to_violation(found);
       bool known = false;
-      for (const Violation& old : result_.settings) known = known || op_pattern(old.op) == op_pattern(setting.op);
+      // One setting shows in every op that takes it (theta in four RoPE ops a layer): the first stands for all.
+      for (const Violation& old : result_.settings)
+        known = known || (old.kernel == setting.kernel && old.attribute == setting.attribute);
       if (!known) result_.settings.push_back(std::move(setting));
     }
     if (outcome.clean()) return false;

@@ -42,14 +42,7 @@ std::optional<OpViolation> compare_operand(const Op& op, const OpCall& call, con
     const CacheGeometry& geometry = *call.argument(operand).geometry;
     std::vector<float> a(static_cast<size_t>(geometry.width()));
     std::vector<float> b(static_cast<size_t>(geometry.width()));
-    const TensorView& slots = call.view(spec.region.slots_operand);
-    Region listed;
-    listed.rows = Rows::kTokens;
-    listed.sum_operand = spec.region.sum_operand;
-    const int64_t count = live_rows(call, listed, spec.region.slots_operand, live);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t slot = slots.load_index(i);
-      if (slot < 0 || slot >= geometry.slots) continue;
+    for (const int64_t slot : slots_written(call, spec, operand, live)) {
       decode_slot(geometry, out.data, slot, a.data());
       decode_slot(geometry, ref.data, slot, b.data());
       for (size_t column = 0; column < a.size(); ++column)
@@ -166,6 +159,7 @@ std::optional<OpViolation> compare_to_model(const Op& op, const LiveCounts& live
     if (spec.direction != Direction::kOut || spec.content == Content::kScratch || !call.argument(i).present()) continue;
     if (auto found = compare_operand(op, call, scratch.argument(i), i, live, kModelTolerance, "model reference")) {
       found->setting = true;
+      found->attribute = *difference;
       found->detail += fmt::format("; the row resolves to another '{}' than the model's", *difference);
       return found;
     }

@@ -10,17 +10,6 @@ bool eight_bit_cache(const Argument& argument) {
   return format == Format::kKvPacked || format == Format::kKvPlainFp8 || format == Format::kIndexFp8;
 }
 
-// The slots that a call writes, in range only: a bad slot is the index check's business.
-template <class Visit>
-void for_each_slot(const OpCall& call, const OperandSpec& spec, const CacheGeometry& geometry, int64_t limit,
-                   Visit&& visit) {
-  const TensorView& slots = call.view(spec.region.slots_operand);
-  for (int64_t i = 0; i < std::min(limit, slots.elements()); ++i) {
-    const int64_t slot = slots.load_index(i);
-    if (slot >= 0 && slot < geometry.slots && !visit(slot)) return;
-  }
-}
-
 bool holds_sentinel(const TensorView& view, int64_t at) {
   switch (view.dtype) {
     case Dtype::kF32:
@@ -48,7 +37,9 @@ void poison_output(const OpCall& call, const OperandSpec& spec, int operand, int
   const uint8_t code = kCodePoison[static_cast<size_t>(round)];
   if (spec.content == Content::kCache) {
     const CacheGeometry& geometry = *argument.geometry;
-    for_each_slot(call, spec, geometry, INT64_MAX, [&](int64_t slot) {
+    // The padded rows' slots too: they are written as the live ones are.
+    const LiveCounts all{call.view(spec.region.slots_operand).elements(), INT64_MAX};
+    for (const int64_t slot : slots_written(call, spec, operand, all)) {
       for (const ByteRange& range : slot_bytes(geometry, slot)) {
         if (eight_bit_cache(argument)) {
           std::fill(view.data + range.begin, view.data + range.end, std::byte{code});
@@ -58,8 +49,7 @@ void poison_output(const OpCall& call, const OperandSpec& spec, int operand, int
           std::fill(view.as<uint32_t>() + range.begin / 4, view.as<uint32_t>() + range.end / 4, kFloatSentinel);
         }
       }
-      return true;
-    });
+    }
     return;
   }
   OperandSpec whole = spec;
@@ -93,7 +83,7 @@ std::optional<OpViolation> find_unwritten(const OpCall& call, const OperandSpec&
   };
   if (spec.content == Content::kCache) {
     const CacheGeometry& geometry = *argument.geometry;
-    for_each_slot(call, spec, geometry, live.tokens, [&](int64_t slot) {
+    for (const int64_t slot : slots_written(call, spec, operand, live)) {
       const ByteRange range = slot_bytes(geometry, slot)[0];
       const int64_t size = geometry.format == Format::kKvBf16 ? 2 : 4;
       for (int64_t at = range.begin; at < range.end; at += size) {
@@ -101,8 +91,7 @@ std::optional<OpViolation> find_unwritten(const OpCall& call, const OperandSpec&
             size == 2 ? view.as<uint16_t>()[at / 2] : view.as<uint32_t>()[at / 4];
         if (bits == (size == 2 ? kBf16Sentinel : kFloatSentinel)) note({slot, (at - range.begin) / size}, bits);
       }
-      return true;
-    });
+    }
     return found;
   }
   for_each_live(call, spec, operand, live, [&](int64_t at, int64_t row, int64_t column) {
@@ -127,13 +116,12 @@ std::optional<OpViolation> find_unwritten_codes(const OpCall& call, const Operan
   };
   if (spec.content == Content::kCache) {
     const CacheGeometry& geometry = *argument.geometry;
-    for_each_slot(call, spec, geometry, live.tokens, [&](int64_t slot) {
+    for (const int64_t slot : slots_written(call, spec, operand, live)) {
       int64_t byte = 0;
       for (const ByteRange& range : slot_bytes(geometry, slot))
         for (int64_t at = range.begin; at < range.end; ++at, ++byte)
           test(at, [&] { return std::vector<int64_t>{slot, byte}; });
-      return true;
-    });
+    }
     return found;
   }
   for_each_live(call, spec, operand, live, [&](int64_t at, int64_t row, int64_t column) {

@@ -40,6 +40,21 @@ int64_t live_columns(const OpCall& call, const Region& region, const TensorView&
   return std::clamp<int64_t>(lengths.load_index(lengths.offset(row)), 0, view.dim(1));
 }
 
+std::vector<int64_t> slots_written(const OpCall& call, const OperandSpec& spec, int operand, const LiveCounts& live) {
+  std::vector<int64_t> result;
+  if (spec.region.slots_operand < 0) return result;
+  const CacheGeometry& geometry = *call.argument(operand).geometry;
+  const TensorView& slots = call.view(spec.region.slots_operand);
+  Region listed;
+  listed.sum_operand = spec.region.sum_operand;
+  const int64_t count = live_rows(call, listed, spec.region.slots_operand, live);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t slot = slots.load_index(i);
+    if (slot >= 0 && slot < geometry.slots) result.push_back(slot);
+  }
+  return result;
+}
+
 std::vector<int64_t> coordinates(const TensorView& view, int64_t row, int64_t flat_column) {
   if (view.rank == 1) return {row};
   if (view.rank == 2) return {row, flat_column};

@@ -24,6 +24,7 @@ struct OpViolation {
   int64_t count = 0;           // elements that break the same contract
   std::string detail;          // one sentence
   bool setting = false;        // a gap to the model reference that the resolved row explains
+  std::string attribute = {};  // of a setting: which of the op's attributes differs from the model's ("theta")
 };
 
 // "nan", "-nan" is never printed; infinities are "inf" and "-inf"; otherwise the shortest round-trip text.
@@ -33,6 +34,9 @@ std::string value_text(float value);
 int64_t live_rows(const OpCall& call, const Region& region, int operand, const LiveCounts& live);
 // The live columns of one row of an operand of rank 2 (all of them without a lengths operand).
 int64_t live_columns(const OpCall& call, const Region& region, const TensorView& view, int64_t row);
+
+// The slots of a cache operand that the live rows of a call write, in range only: a bad slot is the index check's business.
+std::vector<int64_t> slots_written(const OpCall& call, const OperandSpec& spec, int operand, const LiveCounts& live);
 
 // Calls visit(offset, row, flat column) for each live element of a non-cache operand; stops when it returns false.
 template <class Visit>

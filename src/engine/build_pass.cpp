@@ -377,6 +377,7 @@ class GlmBuilder {
     topk.tensor(scores).tensor(lengths_).tensor(page_table_).tensor(row_to_request_).tensor(ragged_offsets_);
     topk.tensor(indices).set("topk", c_.index_topk).set("transform", shadow ? kPaged : index_form());
     topk.index_end(K::kOut, index_form() == kRagged ? std::max(t_, r_ * columns_) : context_.pool.slots);
+    if (!shadow && index_form() == kRagged) topk.no_owner(K::kOut);
     if (shadow) {
       topk.shadow();
     } else {
@@ -460,6 +461,7 @@ class GlmBuilder {
     op.set("dense", dense).set("index_form", static_cast<int64_t>(index_form()));
     op.set("topk", c_.index_topk).set("splits", splits);
     op.index_end(A::kIndices, source_written.slots);
+    if (index_form() == kRagged) op.no_owner(A::kIndices);
     if (dense && shadow_wanted()) {
       OpBuilder model(op_name("shadow.attention"), layer_, A::kName, reference_kernel(A::kName));
       const CacheGeometry& shadow_geometry = context_.caches->shadow_kv;

@@ -41,6 +41,11 @@ OpBuilder& OpBuilder::index_end(int operand, int64_t end) {
   return *this;
 }
 
+OpBuilder& OpBuilder::no_owner(int operand) {
+  unowned_.push_back(operand);
+  return *this;
+}
+
 OpBuilder& OpBuilder::set(std::string_view key, int64_t value) {
   op_.attributes.set(key, value);
   op_.model_attributes.set(key, value);
@@ -77,6 +82,7 @@ Op OpBuilder::take() {
   FAULTLINE_CHECK(static_cast<size_t>(op_.arguments.size()) == op_.kind->operands.size());
   for (const OperandSpec& spec : op_.kind->operands) op_.index_rules.push_back(spec.index);
   for (const auto& [operand, end] : ends_) op_.index_rules[static_cast<size_t>(operand)].end = end;
+  for (const int operand : unowned_) op_.index_rules[static_cast<size_t>(operand)].page_table_operand = -1;
   return std::move(op_);
 }
 

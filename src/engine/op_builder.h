@@ -27,6 +27,8 @@ class OpBuilder {
   OpBuilder& cache(const NamedTensor& tensor, const CacheGeometry& read, const CacheGeometry& written);
   // The valid range [0, end) of an index operand, for its contract.
   OpBuilder& index_end(int operand, int64_t end);
+  // The operand holds rows of a contiguous buffer, not slots: no page owns them.
+  OpBuilder& no_owner(int operand);
   OpBuilder& set(std::string_view key, int64_t value);
   OpBuilder& set(std::string_view key, bool value) { return set(key, static_cast<int64_t>(value)); }
   OpBuilder& set(std::string_view key, double value);
@@ -42,6 +44,7 @@ class OpBuilder {
  private:
   Op op_;
   std::vector<std::pair<int, int64_t>> ends_;
+  std::vector<int> unowned_;
 };
 
 // Memory of a pass. Layers share activation buffers of the same local name; every op of a layer writes a buffer of its own,

@@ -78,19 +78,7 @@ std::optional<OpViolation> check_operand(const Op& op, const OpCall& call, int i
       if (level < CheckLevel::kFull) return std::nullopt;
       return find_bad_index(call, spec, op.index_rules[static_cast<size_t>(i)], i, live);
     case Content::kCache: {
-      if (spec.region.slots_operand < 0) return std::nullopt;
-      const TensorView& slots = call.view(spec.region.slots_operand);
-      Region listed;
-      listed.rows = Rows::kTokens;
-      listed.sum_operand = spec.region.sum_operand;
-      const int64_t count = live_rows(call, listed, spec.region.slots_operand, live);
-      const CacheGeometry& geometry = *call.argument(i).geometry;
-      std::vector<int64_t> written;
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t slot = slots.load_index(r);
-        if (slot >= 0 && slot < geometry.slots) written.push_back(slot);
-      }
-      return find_nonfinite_slots(call.argument(i), geometry, i, written);
+      return find_nonfinite_slots(call.argument(i), *call.argument(i).geometry, i, slots_written(call, spec, i, live));
     }
     case Content::kMetadata:
     case Content::kFp4Codes:
@@ -224,7 +212,8 @@ class Runner {
         if (!is_out(spec) || !call.argument(o).present()) continue;
         if (spec.content == Content::kCache) {
           poison_output(call, spec, o, 0);
-          neighbours.emplace_back(o, NeighbourSum(call, spec, o));
+          // An op that packs the whole pool anew may write everywhere; only its live slots have a contract.
+          if (spec.region.sum_operand < 0) neighbours.emplace_back(o, NeighbourSum(call, spec, o));
         }
         twice = twice || (needs_two_poisons(spec, call.argument(o)) && !reference);
       }
