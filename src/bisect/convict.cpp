@@ -226,6 +226,7 @@ class Case {
     out_.op = cures.front();
     out_.kernel = suspect_.kernel;
     out_.provenance = suspect_.provenance;
+    out_.follows = suspect_.follows;
     out_.layer = suspect_.layer;
     out_.kind = consumer.kind;
     out_.necessary = "yes";
@@ -243,6 +244,7 @@ class Case {
     out_.op = found.op;
     out_.kernel = found.kernel;
     out_.provenance = found.provenance;
+    out_.follows = found.follows;
     out_.layer = found.layer;
     out_.kind = found.kind;
   }

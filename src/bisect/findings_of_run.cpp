@@ -5,6 +5,7 @@
 #include <set>
 
 #include "bisect/signature.h"
+#include "grid/axes.h"
 #include "report/verdict.h"
 
 namespace faultline {
@@ -25,6 +26,7 @@ std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows) {
     if (!failures.empty()) {
       out.status = RowStatus::kFails;
       out.signature = failures.front().signature;
+      out.complete = std::none_of(row.results.begin(), row.results.end(), [](const TaskResult& r) { return r.failed(); });
       for (size_t i = 1; i < failures.size(); ++i) out.also.push_back(failures[i].signature);
     } else if (row.outcome.verdict == "pass") {
       out.status = RowStatus::kPasses;
@@ -67,6 +69,9 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   findings.ruled_out = search.ruled_out;
   findings.inert = search.inert;
   findings.workarounds = search.workarounds;
+  for (Workaround& workaround : findings.workarounds)
+    for (const ScreenRow& row : rows)
+      if (row.id == workaround.id) workaround.launch_command = launch_command(row.resolved.requested);
   findings.next_experiments = search.next_experiments;
   for (const std::string& plant : experiment.plant) {
     const bool fired = std::any_of(rows.begin(), rows.end(), [&](const ScreenRow& row) {

@@ -36,13 +36,11 @@ Result<std::vector<int32_t>> read_ids(const std::string& path) {
 }
 
 // Comparable between rows: probes run in the same order everywhere, and layers within a pass.
-int64_t launch_order(const TaskResult& result) {
-  if (!result.violation) return -1;
+int64_t launch_order(const Violation& v) {
   constexpr int64_t kStride = 100'000;
-  const Violation& v = *result.violation;
   int64_t place = v.layer + 1;
   if (v.layer < 0) place = v.op.starts_with("batch.") || v.op.starts_with("embed") ? 0 : kStride - 1;
-  return ((result.probe + 2) * kStride + (v.phase == "decode" ? kStride / 2 : 0) + v.step) * kStride + place;
+  return ((v.probe + 2) * kStride + (v.phase == "decode" ? kStride / 2 : 0) + v.step) * kStride + place;
 }
 
 }  // namespace
@@ -139,11 +137,12 @@ void conclude(ScreenRow& row, const Experiment& experiment) {
     out.verdict = worst->verdict;
     out.reason = worst->message;
     out.first_violation = worst->violation;
-    row.launch_order = launch_order(*worst);
+    if (worst->violation) row.launch_order = launch_order(*worst->violation);
   } else {
     out.verdict = worst->settings.front().kind;
     out.reason = worst->settings.front().detail;
     out.first_violation = worst->settings.front();
+    row.launch_order = launch_order(worst->settings.front());
   }
   if (out.failures > 0 && out.failures < out.repeats) {
     out.notes.push_back(fmt::format("failed in {} of {} repeats ({})", out.failures, out.repeats, out.verdict));

@@ -35,6 +35,7 @@ State state_of(const SearchRow& row, const std::string& signature, int64_t last_
   if (row.status == RowStatus::kUntestable) return State::kUnknown;
   if (row.signature == signature) return State::kFailsFirst;
   if (shows(row, signature)) return State::kFailsLater;
+  if (row.complete) return State::kAbsent;
   // A failure that comes later than this signature ever does would have been preceded by it.
   return last_order >= 0 && row.order > last_order ? State::kAbsent : State::kUnknown;
 }

@@ -7,17 +7,6 @@
 #include "bisect/worker.h"
 
 namespace faultline {
-namespace {
-
-StatusOptions status_options(bool quiet) {
-  StatusOptions options;
-  if (quiet) options.plain_interval_s = 1e9;
-  if (quiet) options.terminal = false;
-  return options;
-}
-
-}  // namespace
-
 TaskResult result_of_death(const Death& death) {
   TaskResult result;
   const WorkerFacts& facts = death.facts;
@@ -40,6 +29,7 @@ TaskResult result_of_death(const Death& death) {
   v.step = progress.step;
   v.layer = progress.layer;
   v.kind = result.verdict;
+  v.probe = progress.probe;
   v.inputs_clean = "unknown";
   v.detail = death.message;
   result.violation = std::move(v);
@@ -66,7 +56,6 @@ Session::Session(const Checkpoint* checkpoint, SessionOptions options, Journal* 
       options_(options),
       journal_(journal),
       known_(std::move(known)),
-      status_(status_options(options.quiet)),
       start_(monotonic_seconds()) {}
 
 Status Session::take(const std::string& key, TaskResult result) {
@@ -130,7 +119,7 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& task
         const auto it = waiting.find(running.id);
         if (it != waiting.end()) text += " " + it->second->id;
       }
-      status_.update({done_, total_, failing_}, text);
+      if (!options_.quiet) status_.update({done_, total_, failing_}, text);
       if (options_.time_limit_s > 0 && monotonic_seconds() - start_ > options_.time_limit_s) {
         out_of_time_ = true;
         pool.stop();

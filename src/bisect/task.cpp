@@ -157,6 +157,7 @@ nlohmann::json to_json(const Violation& v) {
   return {{"op", v.op},           {"kernel", v.kernel}, {"provenance", v.provenance}, {"build", v.build},
           {"phase", v.phase},     {"step", v.step},     {"layer", v.layer},           {"rank", v.rank},
           {"tensor", v.tensor},   {"kind", v.kind},     {"index", v.index},           {"value", v.value},
+          {"probe", v.probe},     {"follows", v.follows},
           {"bits", v.bits},       {"count", v.count},   {"inputs_clean", v.inputs_clean},
           {"bad_input", v.bad_input}, {"detail", v.detail}, {"setting", v.setting}, {"attribute", v.attribute}};
 }
@@ -172,6 +173,8 @@ Result<Violation> violation_from_json(const nlohmann::json& json) {
   read.read("step", v.step);
   read.read("layer", v.layer);
   read.read("rank", v.rank);
+  read.read("probe", v.probe);
+  read.read("follows", v.follows);
   read.read("tensor", v.tensor);
   read.read("kind", v.kind);
   read.read("index", v.index);

@@ -210,10 +210,16 @@ class TaskRunner {
     return !failed;
   }
 
+  Violation named(Violation violation, int op_index, int64_t probe) const {
+    violation.probe = probe;
+    violation.follows = engine_->last_pass().ops[static_cast<size_t>(op_index)].kernel->follows;
+    return violation;
+  }
+
   // True: the run has failed.
   bool take(const PassOutcome& outcome, int64_t probe) {
     for (const EngineViolation& found : outcome.settings) {
-      Violation setting = to_violation(found);
+      Violation setting = named(to_violation(found), found.op_index, probe);
       bool known = false;
       // One setting shows in every op that takes it (theta in four RoPE ops a layer): the first stands for all.
       for (const Violation& old : result_.settings)
@@ -224,14 +230,14 @@ class TaskRunner {
     result_.probe = probe;
     if (!outcome.violations.empty()) {
       const EngineViolation& first = outcome.violations.front();
-      result_.violation = to_violation(first);
+      result_.violation = named(to_violation(first), first.op_index, probe);
       result_.verdict = first.violation.kind;
       result_.message = first.violation.detail;
       result_.edges = edges_before(first.op_index);
       if (task_.options.op_by_op) result_.replayed = replay(first);
       return true;
     }
-    result_.violation = to_violation(*outcome.fault);
+    result_.violation = named(to_violation(*outcome.fault), outcome.fault->op_index, probe);
     result_.verdict = outcome.fault->fault.verdict;
     result_.message = outcome.fault->fault.message;
     return true;
