@@ -387,7 +387,10 @@ PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, c
 
 std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassInfo& info, const EngineHooks& hooks,
                                      uint64_t seed) {
-  const Op& op = pass.ops[static_cast<size_t>(op_index)];
+  return replay_alone(pass.ops[static_cast<size_t>(op_index)], info, hooks.injector, seed);
+}
+
+std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed) {
   const ScratchOutputs scratch(op);
   OpCall call = scratch.call(op.attributes);
   kernels::AccessLog log;
@@ -398,7 +401,7 @@ std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassI
     const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
     if (is_out(spec) && call.argument(o).present()) poison_output(call, spec, o, 0);
   }
-  const KernelResult result = hooks.injector != nullptr ? hooks.injector->run(info, op, call, true) : op.kernel->run(call);
+  const KernelResult result = injector != nullptr ? injector->run(info, op, call, true) : op.kernel->run(call);
   if (result) return OpViolation{0, result->verdict, {}, "", 0, 1, result->message, false};
   for (int o = 0; o < op.arguments.size(); ++o) {
     const auto& written = op.written[static_cast<size_t>(o)];

@@ -30,4 +30,7 @@ PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, c
 std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassInfo& info, const EngineHooks& hooks,
                                      uint64_t seed);
 
+// The same of an op without its pass (a capsule). `injector` may be null.
+std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed);
+
 }  // namespace faultline

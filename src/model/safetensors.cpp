@@ -162,9 +162,10 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> st
   return header;
 }
 
-std::string make_safetensors_header(std::span<const SafetensorsEntry> entries) {
+std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
+                                    const std::map<std::string, std::string>& metadata) {
   const uint64_t base = entries.empty() ? 0 : entries.front().begin;
-  std::string text = R"({"__metadata__":{"format":"pt"})";
+  std::string text = fmt::format(R"({{"__metadata__":{})", dump_json(json(metadata)));
   for (const SafetensorsEntry& entry : entries) {
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", dump_json(json(entry.name)),
                         dtype_name(entry.dtype), fmt::join(entry.shape.begin(), entry.shape.begin() + entry.rank, ","),

@@ -50,6 +50,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> st
 
 // The bytes in front of the data: length and JSON, padded with blanks to a multiple of 8. Entries' offsets are taken
 // relative to the first entry's `begin`; entries must be in the order of their data.
-std::string make_safetensors_header(std::span<const SafetensorsEntry> entries);
+std::string make_safetensors_header(std::span<const SafetensorsEntry> entries,
+                                    const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 }  // namespace faultline
