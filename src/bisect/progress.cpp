@@ -129,9 +129,10 @@ void ProgressWriter::probe(int64_t index) {
   clear_op();
 }
 
-void ProgressWriter::step(int64_t index) {
+void ProgressWriter::step(int64_t index, bool decode) {
   const Change change(page_);
   page_.step.store(index, kRelaxed);
+  page_.decode_pass.store(decode ? 1 : 0, kRelaxed);
   clear_op();
 }
 
@@ -206,6 +207,7 @@ ProgressSnapshot read_progress(const ProgressPage& page) {
   result.phase_text = page.phase_text.get();
   result.probe = page.probe.load(kRelaxed);
   result.step = page.step.load(kRelaxed);
+  result.decode_pass = page.decode_pass.load(kRelaxed) != 0;
   result.op_index = page.op_index.load(kRelaxed);
   result.layer = page.layer.load(kRelaxed);
   result.op = page.op_name.get();

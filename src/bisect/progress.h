@@ -75,6 +75,7 @@ struct ProgressPage {
   std::atomic<uint64_t> changing{0};     // odd while the fields below are being replaced
   std::atomic<int64_t> probe{-1};        // index into the task's probes
   std::atomic<int64_t> step{-1};         // pass number within the phase
+  std::atomic<int32_t> decode_pass{0};   // 1: that pass decodes, 0: it prefills
   std::atomic<int64_t> op_index{-1};     // within the pass
   std::atomic<int64_t> layer{-1};
   std::atomic<int32_t> op_state{0};
@@ -114,7 +115,7 @@ class ProgressWriter {
   // Each of these is a heartbeat too. A phase begins without probe, step and op; a probe and a step without op.
   void phase(WorkerPhase phase, std::string_view text = {});
   void probe(int64_t index);
-  void step(int64_t index);
+  void step(int64_t index, bool decode = false);
   void op(int64_t index, std::string_view name, std::string_view kernel, int64_t layer);  // about to be launched
   void op_state(OpState state);
   void heartbeat();
@@ -136,6 +137,7 @@ struct ProgressSnapshot {
   int64_t heartbeat_ns = 0;
   int64_t probe = -1;
   int64_t step = -1;
+  bool decode_pass = false;
   int64_t op_index = -1;
   int64_t layer = -1;
   OpState op_state = OpState::kNone;

@@ -25,7 +25,7 @@ TaskResult result_of_death(const Death& death) {
   v.kernel = progress.kernel;
   v.provenance = progress.kernel == "reference" ? "reference" : "own";
   v.build = "unchecked";
-  v.phase = progress.phase == WorkerPhase::kDecode ? "decode" : "prefill";
+  v.phase = progress.decode_pass ? "decode" : "prefill";
   v.step = progress.step;
   v.layer = progress.layer;
   v.kind = result.verdict;

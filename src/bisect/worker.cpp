@@ -24,7 +24,7 @@ class ProgressObserver : public Observer {
   void on_op(const PassInfo& info, int index, const Op& op) override {
     if (progress_ == nullptr) return;
     if (info.step != step_ || info.phase != phase_) {
-      progress_->step(info.step);
+      progress_->step(info.step, info.phase == PassPhase::kDecode);
       step_ = info.step;
       phase_ = info.phase;
     }
@@ -112,8 +112,11 @@ class TaskRunner {
   }
 
  private:
-  void mark(WorkerPhase phase, std::string_view text = {}) {
-    if (progress_ != nullptr) progress_->phase(phase, text);
+  void mark(WorkerPhase phase, std::string_view text = {}, int64_t probe = -1) {
+    if (progress_ != nullptr) {
+      progress_->phase(phase, text);
+      progress_->probe(probe);
+    }
     observer_.restart();
   }
 
@@ -179,8 +182,7 @@ class TaskRunner {
 
   // False: the probe failed.
   Result<bool> one_probe(const Probe& probe, int64_t index, bool warmup) {
-    if (progress_ != nullptr && !warmup) progress_->probe(index);
-    mark(warmup ? WorkerPhase::kWarmUp : WorkerPhase::kPrefill, probe.text());
+    mark(warmup ? WorkerPhase::kWarmUp : WorkerPhase::kPrefill, probe.text(), index);
     Engine::StepOptions options;
     options.greedy = warmup || greedy();
     options.warmup = warmup;
@@ -200,7 +202,7 @@ class TaskRunner {
       FAULTLINE_TRY(const PassOutcome outcome, engine_->prefill(pointers, options, done));
       failed = take(outcome, index);
     }
-    if (probe.steps > 0 && !failed && !warmup) mark(WorkerPhase::kDecode, probe.text());
+    if (probe.steps > 0 && !failed && !warmup) mark(WorkerPhase::kDecode, probe.text(), index);
     for (int64_t step = 0; step < probe.steps && !failed; ++step) {
       FAULTLINE_TRY(const PassOutcome outcome, engine_->decode(pointers, options));
       failed = take(outcome, index);

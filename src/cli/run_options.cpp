@@ -1,8 +1,7 @@
 #include "cli/run_options.h"
 
 #include <CLI/CLI.hpp>
-
-#include "base/file.h"
+#include <fstream>
 
 namespace faultline {
 
@@ -27,17 +26,9 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
 
 std::vector<std::string> process_arguments() {
   std::vector<std::string> arguments;
-  const auto text = read_file("/proc/self/cmdline");
-  if (!text) return arguments;
-  std::string current;
-  for (const char c : *text) {
-    if (c != '\0') {
-      current += c;
-      continue;
-    }
-    arguments.push_back(current);
-    current.clear();
-  }
+  std::ifstream in("/proc/self/cmdline", std::ios::binary);  // files there have no size
+  std::string argument;
+  while (std::getline(in, argument, '\0')) arguments.push_back(argument);
   return arguments;
 }
 

@@ -29,7 +29,7 @@ TEST_CASE("marks written through one mapping are read through another") {
   ProgressWriter writer = page.writer();
   writer.phase(WorkerPhase::kDecode, "graph bucket 8");
   writer.probe(4);
-  writer.step(2);
+  writer.step(2, true);
   writer.op(17, "layers.3.self_attn.attention", "flashinfer", 3);
   const ProgressSnapshot seen = page.read();
   CHECK(seen.started);
@@ -37,6 +37,7 @@ TEST_CASE("marks written through one mapping are read through another") {
   CHECK(seen.phase == WorkerPhase::kDecode);
   CHECK(seen.probe == 4);
   CHECK(seen.step == 2);
+  CHECK(seen.decode_pass);
   CHECK(seen.op_index == 17);
   CHECK(seen.layer == 3);
   CHECK(seen.op == "layers.3.self_attn.attention");
