@@ -1,0 +1,60 @@
+// A grid in which nothing is wrong: no check level raises an alarm.
+#include "program.h"
+#include "testing.h"
+
+namespace faultline {
+
+TEST_CASE("a clean grid has no false alarm under any check level") {
+  // The two decode backends, each on the caches that it takes; graph off and on; both kinds of FP4 product.
+  const std::string grid = std::string(
+                               "name: clean\n"
+                               "model: synth:tiny\n"
+                               "axes:\n"
+                               "  attention_backend: [nsa]\n"
+                               "  nsa_decode_backend: [flashmla_kv, flashmla_sparse]\n"
+                               "  kv_cache_dtype: [bf16, fp8_e4m3]\n"
+                               "  rope_mode: [checkpoint]\n"
+                               "  cuda_graph: [off, on]\n"
+                               "  moe_runner_backend: [flashinfer_cutlass, marlin]\n"
+                               "exclude:\n"
+                               "  - {nsa_decode_backend: flashmla_sparse, kv_cache_dtype: fp8_e4m3}\n"
+                               "  - {cuda_graph: on, moe_runner_backend: marlin}\n") +
+                           kQuickProbes;
+  for (const char* level : {"off", "finite", "full", "reference"}) {
+    DYNAMIC_SECTION(level) {
+      const TempDir folder;
+      const Bisection run = bisect(folder, grid, {"--checks", level});
+      INFO(run.findings.at("localized").dump(1));
+      CHECK(run.outcome.code == 0);
+      int passed = 0;
+      for (const nlohmann::json& row : run.findings.at("configurations")) {
+        INFO(row.dump());
+        CHECK((row.at("verdict") == "pass" || row.at("verdict") == "skipped"));
+        if (row.at("verdict") == "pass") ++passed;
+        CHECK(row.at("first_violation").is_null());
+      }
+      CHECK(passed == 9);
+      CHECK(run.findings.at("localized").empty());
+    }
+  }
+}
+
+TEST_CASE("a clean run under `full` says that finite but wrong values were not looked for; `reference` does not") {
+  const std::string grid = std::string(
+                               "name: clean\n"
+                               "model: synth:tiny\n"
+                               "axes:\n"
+                               "  attention_backend: [nsa]\n"
+                               "  kv_cache_dtype: [bf16]\n"
+                               "  cuda_graph: [off]\n") +
+                           kQuickProbes;
+  for (const char* level : {"full", "reference"}) {
+    const TempDir folder;
+    const Bisection run = bisect(folder, grid, {"--checks", level});
+    INFO(run.findings.at("limits").dump());
+    const bool said = run.findings.at("limits").dump().find("finite but") != std::string::npos;
+    CHECK(said == (std::string(level) == "full"));
+  }
+}
+
+}  // namespace faultline
