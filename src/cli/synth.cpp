@@ -10,11 +10,14 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/status_line.h"
 #include "base/text.h"
 #include "model/synth_write.h"
 
 namespace faultline {
 namespace {
+
+constexpr int kMiB = 1 << 20;
 
 struct Options {
   std::string name;
@@ -38,17 +41,23 @@ Result<SynthModel> parse_model(const Options& options) {
 int run(const Options& options) {
   const InterruptGuard guard;
   const Result<SynthModel> model = parse_model(options);
+  StatusLine status;
+  const SynthProgress progress = [&](uint64_t done, uint64_t total) {
+    constexpr uint64_t kWorthWaitingFor = 64;
+    const uint64_t all = total / kMiB;
+    if (all >= kWorthWaitingFor) status.update({static_cast<int>(done / kMiB), static_cast<int>(all)}, "MiB written");
+    return InterruptGuard::signal() == 0;
+  };
   const Result<SynthFolder> written =
-      model ? write_synth(*model, options.out, options.shards,
-                          [](uint64_t, uint64_t) { return InterruptGuard::signal() == 0; })
-            : tl::make_unexpected(model.error());
+      model ? write_synth(*model, options.out, options.shards, progress) : tl::make_unexpected(model.error());
+  status.finish();
   if (!written) {
     fmt::print(stderr, "faultline synth: {}\n", written.error().message);
     if (InterruptGuard::signal() != 0) return static_cast<int>(ExitCode::kInterrupted);
     return static_cast<int>(written.error().kind == ErrorKind::kInternal ? ExitCode::kInternal : ExitCode::kBadInput);
   }
   fmt::print("{}: {} tensors in {} shard(s), {:.1f} MiB ({})\n", options.out, written->tensors, written->shards,
-             static_cast<double>(written->bytes) / (1024.0 * 1024.0), model->spec);
+             static_cast<double>(written->bytes) / kMiB, model->spec);
   return static_cast<int>(ExitCode::kGood);
 }
 

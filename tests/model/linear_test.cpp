@@ -19,7 +19,7 @@ class Store {
   void add(const std::string& name, Dtype dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
     Stored& stored = tensors_[name];
     stored.bytes.resize(values.size() * sizeof(T));
-    std::memcpy(stored.bytes.data(), values.data(), stored.bytes.size());
+    if (!values.empty()) std::memcpy(stored.bytes.data(), values.data(), stored.bytes.size());
     stored.view.data = stored.bytes.data();
     stored.view.dtype = dtype;
     stored.view.rank = static_cast<int>(shape.size());
