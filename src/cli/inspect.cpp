@@ -136,7 +136,12 @@ json to_json(const Inspection& inspection) {
 
 int run(const std::string& model, const std::string& json_path, bool all) {
   const Inspection inspection = inspect_checkpoint(model, InspectOptions{all});
-  if (json_path != "-") print_text(inspection);
+  const auto unreadable = std::find_if(inspection.faults.begin(), inspection.faults.end(),
+                                       [](const InspectFault& f) { return f.kind == FaultKind::kUnreadable; });
+  if (unreadable != inspection.faults.end()) fmt::print(stderr, "faultline inspect: {}\n", unreadable->message);
+  // A mistyped path has no table.
+  const bool anything = inspection.config || !inspection.files.empty();
+  if (anything && json_path != "-") print_text(inspection);
   if (!json_path.empty()) {
     constexpr int kIndent = 1;
     const std::string text = dump_json(to_json(inspection), kIndent) + "\n";

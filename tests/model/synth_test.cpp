@@ -356,6 +356,14 @@ TEST_CASE("writing stops cleanly and refuses what it cannot do") {
     fixtures::write_raw(folder / "a/b", "x");
     CHECK(mentions(write_synth(*model, folder / "a", 1, go_on).error().message, "not empty"));
   }
+  SECTION("a disk that fills up on the way") {
+    const fixtures::FileSizeLimit limit(100'000);
+    const auto result = write_synth(*model, folder / "a", 1, go_on);
+    REQUIRE_FALSE(result);
+    CHECK(result.error().kind == ErrorKind::kBadInput);
+    CHECK(mentions(result.error().message, "cannot write " + (folder / "a/model-00001-of-00001.safetensors")));
+    CHECK(fs::is_empty(folder.path()));
+  }
   SECTION("too many shards") {
     CHECK(mentions(write_synth(*model, folder / "a", 100'000, go_on).error().message, "only 401 tensors"));
   }
