@@ -7,7 +7,10 @@
 namespace faultline::kernels {
 
 HostBlock::HostBlock(Grid grid, int threads, size_t shared_bytes, uint64_t seed)
-    : grid_(grid), threads_(threads), state_(seed * 0x9E3779B97F4A7C15ull + 1), order_(static_cast<size_t>(threads)),
+    : grid_(grid),
+      threads_(threads),
+      state_(seed * 0x9E3779B97F4A7C15ull + 1),
+      order_(static_cast<size_t>(threads)),
       shared_(shared_bytes + alignof(std::max_align_t)) {
   std::iota(order_.begin(), order_.end(), 0);
 }

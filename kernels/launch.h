@@ -13,7 +13,8 @@
 //     block.place(t)                       where we are, for the views' records
 //
 // The host runs the threads of a phase one after another in a seeded random order (LaunchContext::seed), so that a
-// missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.h, with the CUDA engine).
+// missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.h, with the CUDA
+// engine).
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,8 @@ struct Grid {
 };
 
 struct LaunchContext {
-  uint64_t seed = 0;           // order of threads and blocks on the host
-  AccessLog* log = nullptr;    // of the checked build
+  uint64_t seed = 0;         // order of threads and blocks on the host
+  AccessLog* log = nullptr;  // of the checked build
 };
 
 class HostBlock {

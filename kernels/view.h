@@ -109,8 +109,8 @@ class View {
     const int64_t at = log_->count++;
 #endif
     if (at < AccessLog::kCapacity)
-      log_->first[at] = BadAccess{operand_, is_write, index, extent_, place_ ? place_->block : 0,
-                                  place_ ? place_->thread : 0};
+      log_->first[at] =
+          BadAccess{operand_, is_write, index, extent_, place_ ? place_->block : 0, place_ ? place_->thread : 0};
   }
 
   T* data_ = nullptr;

@@ -38,8 +38,12 @@ struct F16 {
   uint16_t bits;
 };
 
-FAULTLINE_HD inline float to_float(Bf16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
-FAULTLINE_HD inline float to_float(float value) { return value; }
+FAULTLINE_HD inline float to_float(Bf16 value) {
+  return float_from_bits(static_cast<uint32_t>(value.bits) << 16);
+}
+FAULTLINE_HD inline float to_float(float value) {
+  return value;
+}
 
 FAULTLINE_HD inline Bf16 to_bf16(float value) {
   const uint32_t bits = float_bits(value);
@@ -47,7 +51,9 @@ FAULTLINE_HD inline Bf16 to_bf16(float value) {
   return Bf16{static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-FAULTLINE_HD inline float round_to_bf16(float value) { return to_float(to_bf16(value)); }
+FAULTLINE_HD inline float round_to_bf16(float value) {
+  return to_float(to_bf16(value));
+}
 
 FAULTLINE_HD inline float to_float(F16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
@@ -59,7 +65,9 @@ FAULTLINE_HD inline float to_float(F16 value) {
   return float_from_bits(sign | float_bits(magnitude));
 }
 
-FAULTLINE_HD inline bool e4m3_is_nan(uint8_t code) { return (code & 0x7Fu) == 0x7Fu; }
+FAULTLINE_HD inline bool e4m3_is_nan(uint8_t code) {
+  return (code & 0x7Fu) == 0x7Fu;
+}
 
 FAULTLINE_HD inline float e4m3_to_float(uint8_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
@@ -76,8 +84,8 @@ FAULTLINE_HD inline uint8_t float_to_e4m3(float value) {
   const uint32_t bits = float_bits(value);
   const uint8_t sign = static_cast<uint8_t>((bits >> 24) & 0x80u);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude >= 0x43E80000u) {                              // >= 464, NaN included
-    if (magnitude == 0x43E80000u) return sign | 0x7Eu;         // 464 is the tie between 448 and 480: even is 448
+  if (magnitude >= 0x43E80000u) {                       // >= 464, NaN included
+    if (magnitude == 0x43E80000u) return sign | 0x7Eu;  // 464 is the tie between 448 and 480: even is 448
     return sign | 0x7Fu;
   }
   if (magnitude < 0x3C800000u) {  // below 2^-6: subnormal, steps of 2^-9
@@ -107,14 +115,22 @@ FAULTLINE_HD inline uint8_t float_to_e2m1(float value) {
   const uint8_t sign = static_cast<uint8_t>((float_bits(value) >> 28) & 8u);
   const float magnitude = float_from_bits(float_bits(value) & 0x7FFFFFFFu);
   uint8_t code;
-  if (magnitude <= 0.25f) code = 0;
-  else if (magnitude < 0.75f) code = 1;
-  else if (magnitude <= 1.25f) code = 2;
-  else if (magnitude < 1.75f) code = 3;
-  else if (magnitude <= 2.5f) code = 4;
-  else if (magnitude < 3.5f) code = 5;
-  else if (magnitude <= 5.0f) code = 6;
-  else code = 7;
+  if (magnitude <= 0.25f)
+    code = 0;
+  else if (magnitude < 0.75f)
+    code = 1;
+  else if (magnitude <= 1.25f)
+    code = 2;
+  else if (magnitude < 1.75f)
+    code = 3;
+  else if (magnitude <= 2.5f)
+    code = 4;
+  else if (magnitude < 3.5f)
+    code = 5;
+  else if (magnitude <= 5.0f)
+    code = 6;
+  else
+    code = 7;
   return static_cast<uint8_t>(sign | code);
 }
 

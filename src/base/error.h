@@ -25,9 +25,9 @@ enum class ExitCode : int {
 };
 
 enum class ErrorKind {
-  kBadInput,    // a file, flag or value of the user's: exit code 2
-  kInternal,    // the machine or this program: exit code 3
-  kCannotRun,   // sound input that this machine cannot run: exit code 5 (125 from replay)
+  kBadInput,   // a file, flag or value of the user's: exit code 2
+  kInternal,   // the machine or this program: exit code 3
+  kCannotRun,  // sound input that this machine cannot run: exit code 5 (125 from replay)
 };
 
 // `message` says what is wrong, where (file, line, key, tensor), and what to do about it.
@@ -76,8 +76,8 @@ tl::unexpected<Error> cannot_run(fmt::format_string<Args...> format, Args&&... a
   declaration = std::move(*FAULTLINE_CONCAT(result_, __LINE__))
 
 // FAULTLINE_TRY_STATUS(expression): returns the error of a Status.
-#define FAULTLINE_TRY_STATUS(expression)                                                                      \
-  do {                                                                                                        \
-    auto result_status = (expression);                                                                        \
-    if (!result_status) return tl::make_unexpected(std::move(result_status).error());                         \
+#define FAULTLINE_TRY_STATUS(expression)                                              \
+  do {                                                                                \
+    auto result_status = (expression);                                                \
+    if (!result_status) return tl::make_unexpected(std::move(result_status).error()); \
   } while (false)

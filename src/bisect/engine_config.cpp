@@ -44,9 +44,7 @@ class Reader {
     if (!result) fail(key, "is no cache format");
     return result.value_or(Format::kKvBf16);
   }
-  Status status() const {
-    return problem_.empty() ? Status{} : bad_input("resolved configuration: {}", problem_);
-  }
+  Status status() const { return problem_.empty() ? Status{} : bad_input("resolved configuration: {}", problem_); }
 
  private:
   void fail(const std::string& key, const char* what) {

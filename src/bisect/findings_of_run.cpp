@@ -26,7 +26,8 @@ std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows) {
     if (!failures.empty()) {
       out.status = RowStatus::kFails;
       out.signature = failures.front().signature;
-      out.complete = std::none_of(row.results.begin(), row.results.end(), [](const TaskResult& r) { return r.failed(); });
+      out.complete =
+          std::none_of(row.results.begin(), row.results.end(), [](const TaskResult& r) { return r.failed(); });
       for (size_t i = 1; i < failures.size(); ++i) out.also.push_back(failures[i].signature);
     } else if (row.outcome.verdict == "pass") {
       out.status = RowStatus::kPasses;
@@ -75,21 +76,28 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   findings.next_experiments = search.next_experiments;
   for (const std::string& plant : experiment.plant) {
     const bool fired = std::any_of(rows.begin(), rows.end(), [&](const ScreenRow& row) {
-      return row.plant == plant && (row.outcome.failures > 0 || std::any_of(row.results.begin(), row.results.end(),
-                                                                            [](const TaskResult& r) { return r.plant_fired > 0; }));
+      return row.plant == plant &&
+             (row.outcome.failures > 0 || std::any_of(row.results.begin(), row.results.end(),
+                                                      [](const TaskResult& r) { return r.plant_fired > 0; }));
     });
-    if (!fired) findings.next_experiments.push_back("The plant " + plant + " never triggered: its selector matches nothing that ran.");
+    if (!fired)
+      findings.next_experiments.push_back("The plant " + plant +
+                                          " never triggered: its selector matches nothing that ran.");
   }
   auto& limits = findings.limits;
-  limits.push_back("Kernels marked 'own' follow a backend's data layout, index handling and arithmetic; they are not that vendor's code, "
-                   "and no vendor's kernel is convicted by them.");
+  limits.push_back(
+      "Kernels marked 'own' follow a backend's data layout, index handling and arithmetic; they are not that vendor's "
+      "code, "
+      "and no vendor's kernel is convicted by them.");
   if (experiment.checks != "reference")
-    limits.push_back("The check level was '" + experiment.checks + "': values that are finite and in range but wrong were not looked for.");
+    limits.push_back("The check level was '" + experiment.checks +
+                     "': values that are finite and in range but wrong were not looked for.");
   limits.push_back("Everything ran on the CPU: faults of a GPU's timing, memory model or compiler cannot show here.");
-  if (experiment.repeats == 1) limits.push_back("Each configuration ran once: a fault that fires now and then may have been missed.");
+  if (experiment.repeats == 1)
+    limits.push_back("Each configuration ran once: a fault that fires now and then may have been missed.");
   for (const MaskedRows& masked : search.masked)
-    limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature + "': " +
-                     std::to_string(masked.rows.size()) + " of them.");
+    limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature +
+                     "': " + std::to_string(masked.rows.size()) + " of them.");
   if (!prepared.target.note.empty()) limits.push_back(prepared.target.note);
   return findings;
 }

@@ -10,8 +10,8 @@ namespace faultline {
 
 std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows);
 
-// One a (plant, signature), in the order of its first row, the unplanted pass first. A signature that the unplanted pass has too is not
-// the plant's doing and is not searched again.
+// One a (plant, signature), in the order of its first row, the unplanted pass first. A signature that the unplanted
+// pass has too is not the plant's doing and is not searched again.
 std::vector<Suspicion> suspicions_of(const std::vector<ScreenRow>& rows);
 
 Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<ScreenRow>& rows,

@@ -29,11 +29,14 @@ std::vector<Probe> list_probes(const ProbePlan& plan) {
   return probes;
 }
 
-std::vector<int32_t> probe_tokens(const ProbePlan& plan, uint64_t seed, int64_t vocab, int64_t index, int64_t row, int64_t length) {
+std::vector<int32_t> probe_tokens(const ProbePlan& plan, uint64_t seed, int64_t vocab, int64_t index, int64_t row,
+                                  int64_t length) {
   std::vector<int32_t> ids;
   ids.reserve(static_cast<size_t>(length));
   const CounterRng rng(seed, fmt::format("tokens.{}.{}", index, row));
-  const auto any = [&](int64_t i) { return static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), static_cast<uint32_t>(vocab))); };
+  const auto any = [&](int64_t i) {
+    return static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), static_cast<uint32_t>(vocab)));
+  };
   for (int64_t i = 0; i < length; ++i) {
     if (plan.tokens == "file")
       ids.push_back(plan.ids[static_cast<size_t>(i) % plan.ids.size()]);

@@ -16,11 +16,13 @@ struct Probe {
   std::string text() const;      // "prefill 17", "decode 40 x 3, 2 steps"
 };
 
-// Prefill probes first (one prompt each), then decode probes: every context with every batch size, requests of different lengths.
+// Prefill probes first (one prompt each), then decode probes: every context with every batch size, requests of
+// different lengths.
 std::vector<Probe> list_probes(const ProbePlan& plan);
 
 // Ids of request `row` of probe `index`.
-std::vector<int32_t> probe_tokens(const ProbePlan& plan, uint64_t seed, int64_t vocab, int64_t index, int64_t row, int64_t length);
+std::vector<int32_t> probe_tokens(const ProbePlan& plan, uint64_t seed, int64_t vocab, int64_t index, int64_t row,
+                                  int64_t length);
 
 int64_t largest_batch(const ProbePlan& plan);
 int64_t longest_sequence(const ProbePlan& plan);

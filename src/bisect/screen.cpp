@@ -70,8 +70,9 @@ Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& res
   return plan;
 }
 
-Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows, const Profile& profile,
-                                           const Target& target, const ShapeInfo& shape, const std::string& plant) {
+Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows,
+                                           const Profile& profile, const Target& target, const ShapeInfo& shape,
+                                           const std::string& plant) {
   std::vector<ScreenRow> result;
   for (const GridRow& grid : rows) {
     ScreenRow row;

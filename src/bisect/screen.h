@@ -18,23 +18,25 @@ struct ScreenRow {
   GridRow grid;
   ResolvedConfiguration resolved;
   std::string plant;
-  std::vector<WorkerTask> tasks;      // one a repeat; empty: not to be run
-  std::vector<TaskResult> results;    // one a task
+  std::vector<WorkerTask> tasks;    // one a repeat; empty: not to be run
+  std::vector<TaskResult> results;  // one a task
   ConfigurationResult outcome;
-  int64_t launch_order = -1;          // of the first violation, comparable between rows
+  int64_t launch_order = -1;  // of the first violation, comparable between rows
 };
 
 // The probe plan of a row: the experiment's, with the row's own batch and chunk.
 Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& resolved);
 
 // Rows of the grid for one plant ("" for none), resolved, with their tasks.
-Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows, const Profile& profile,
-                                           const Target& target, const ShapeInfo& shape, const std::string& plant);
+Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows,
+                                           const Profile& profile, const Target& target, const ShapeInfo& shape,
+                                           const std::string& plant);
 
 // Runs the tasks of all rows and fills in results and outcomes.
 Status screen(std::vector<ScreenRow>& rows, const Experiment& experiment, Session& session, const std::string& label);
 
-// A failure of a row that is searched on its own: the first broken contract, or a setting that the row computes otherwise.
+// A failure of a row that is searched on its own: the first broken contract, or a setting that the row computes
+// otherwise.
 struct Failure {
   Violation violation;
   std::string signature;

@@ -138,7 +138,9 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& task
     }
     TaskResult skipped;
     skipped.verdict = "skipped";
-    skipped.message = checkpoint_ == nullptr ? "the run ended before it" : interrupted_ ? "the run was interrupted" : "the time was up";
+    skipped.message = checkpoint_ == nullptr ? "the run ended before it"
+                      : interrupted_         ? "the run was interrupted"
+                                             : "the time was up";
     results.push_back(std::move(skipped));
   }
   return results;

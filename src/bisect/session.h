@@ -1,5 +1,5 @@
-// A run's work as the rest of bisect/ sees it: tasks in, results out. Each result is on disk before anybody acts on it, and a task whose
-// result a resumed journal holds is not run again.
+// A run's work as the rest of bisect/ sees it: tasks in, results out. Each result is on disk before anybody acts on it,
+// and a task whose result a resumed journal holds is not run again.
 #pragma once
 
 #include <map>
@@ -17,11 +17,11 @@
 namespace faultline {
 
 struct SessionOptions {
-  int jobs = 0;            // 0: one a usable core
-  double time_limit_s = 0; // of the whole run; 0: none
-  double timeout_s = 60;   // without progress, then a worker hangs
+  int jobs = 0;             // 0: one a usable core
+  double time_limit_s = 0;  // of the whole run; 0: none
+  double timeout_s = 60;    // without progress, then a worker hangs
   uint64_t memory_limit = 0;
-  bool quiet = false;      // no status line
+  bool quiet = false;  // no status line
 };
 
 // A result from what is known of a worker that ended without one.
@@ -29,12 +29,13 @@ TaskResult result_of_death(const Death& death);
 
 class Session {
  public:
-  // `journal` may be null (replay). `known` are the results of an earlier run, by task key. Without a checkpoint nothing is run: only what
-  // is known comes back.
-  Session(const Checkpoint* checkpoint, SessionOptions options, Journal* journal, std::map<std::string, TaskResult> known);
+  // `journal` may be null (replay). `known` are the results of an earlier run, by task key. Without a checkpoint
+  // nothing is run: only what is known comes back.
+  Session(const Checkpoint* checkpoint, SessionOptions options, Journal* journal,
+          std::map<std::string, TaskResult> known);
 
-  // Runs what is not known yet, several workers at once, and returns one result a task, in order. Tasks that were not run because the
-  // time was up or the run was interrupted come back as "skipped".
+  // Runs what is not known yet, several workers at once, and returns one result a task, in order. Tasks that were not
+  // run because the time was up or the run was interrupted come back as "skipped".
   Result<std::vector<TaskResult>> run(const std::vector<WorkerTask>& tasks, const std::string& label);
   Result<TaskResult> run_one(const WorkerTask& task, const std::string& label);
 

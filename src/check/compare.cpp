@@ -6,12 +6,12 @@
 namespace faultline {
 namespace {
 
-// What a format may cost against the model: e4m3 carries 3 mantissa bits (2^-4 relative), its products add up over a row. Only
-// structural differences are compared within this, and those are of the size of the values themselves.
+// What a format may cost against the model: e4m3 carries 3 mantissa bits (2^-4 relative), its products add up over a
+// row. Only structural differences are compared within this, and those are of the size of the values themselves.
 constexpr Tolerance kModelTolerance{0.05, 0.1};
 
-void note(std::optional<OpViolation>& found, int operand, std::vector<int64_t> index, float out, uint32_t bits, float ref,
-          Tolerance tolerance, const char* against) {
+void note(std::optional<OpViolation>& found, int operand, std::vector<int64_t> index, float out, uint32_t bits,
+          float ref, Tolerance tolerance, const char* against) {
   if (!found) {
     found = OpViolation{operand,
                         "mismatch",
@@ -47,8 +47,8 @@ std::optional<OpViolation> compare_operand(const Op& op, const OpCall& call, con
       decode_slot(geometry, ref.data, slot, b.data());
       for (size_t column = 0; column < a.size(); ++column)
         if (apart(a[column], b[column], tolerance))
-          note(found, operand, {slot, static_cast<int64_t>(column)}, a[column], float_bits(a[column]), b[column], tolerance,
-               against);
+          note(found, operand, {slot, static_cast<int64_t>(column)}, a[column], float_bits(a[column]), b[column],
+               tolerance, against);
     }
     return found;
   }
@@ -80,7 +80,8 @@ std::optional<OpViolation> compare_operand(const Op& op, const OpCall& call, con
     }
     const float a = codes ? e4m3_to_float(out.as<uint8_t>()[at]) : out.load(at);
     const float b = codes ? e4m3_to_float(ref.as<uint8_t>()[at]) : ref.load(at);
-    if (apart(a, b, tolerance)) note(found, operand, coordinates(out, row, column), a, raw_bits(out, at), b, tolerance, against);
+    if (apart(a, b, tolerance))
+      note(found, operand, coordinates(out, row, column), a, raw_bits(out, at), b, tolerance, against);
     return true;
   });
   return found;
@@ -93,7 +94,9 @@ size_t operand_bytes(const Argument& argument) {
 
 }  // namespace
 
-ReferenceFn spec_of(const Op& op) { return op.kernel->spec != nullptr ? op.kernel->spec : op.kind->model; }
+ReferenceFn spec_of(const Op& op) {
+  return op.kernel->spec != nullptr ? op.kernel->spec : op.kind->model;
+}
 
 ScratchOutputs::ScratchOutputs(const Op& op, const ArgumentList* inputs)
     : arguments_(inputs != nullptr ? inputs->clone() : op.arguments.clone()) {
@@ -120,8 +123,14 @@ std::optional<OpViolation> compare_to_spec(const Op& op, const LiveCounts& live)
       const int64_t row = view.rank == 1 ? problem->at : problem->at / std::max<int64_t>(view.stride[0], 1);
       const int64_t column = view.rank == 1 ? 0 : problem->at % std::max<int64_t>(view.stride[0], 1);
       const int64_t value = view.load_index(problem->at);
-      return OpViolation{problem->operand, "mismatch", coordinates(view, row, column), fmt::format("{}", value),
-                         static_cast<uint32_t>(value), 1, problem->message, false};
+      return OpViolation{problem->operand,
+                         "mismatch",
+                         coordinates(view, row, column),
+                         fmt::format("{}", value),
+                         static_cast<uint32_t>(value),
+                         1,
+                         problem->message,
+                         false};
     }
   }
   const ScratchOutputs scratch(op);

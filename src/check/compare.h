@@ -1,7 +1,7 @@
 // An op against its references, on this run's inputs.
 //
-// The spec reference (same formats and rounding points as the kernel) convicts a kernel; the model reference shows a setting.
-// Every comparison is written so that NaN fails it: !(abs(out - ref) <= atol + rtol * abs(ref)).
+// The spec reference (same formats and rounding points as the kernel) convicts a kernel; the model reference shows a
+// setting. Every comparison is written so that NaN fails it: !(abs(out - ref) <= atol + rtol * abs(ref)).
 #pragma once
 
 #include <optional>
@@ -11,12 +11,13 @@
 
 namespace faultline {
 
-// Runs the spec reference of `op.kernel` into scratch outputs and compares the live regions. Selections (top-k, router, argmax) are
-// compared by score. Nothing when they agree.
+// Runs the spec reference of `op.kernel` into scratch outputs and compares the live regions. Selections (top-k, router,
+// argmax) are compared by score. Nothing when they agree.
 std::optional<OpViolation> compare_to_spec(const Op& op, const LiveCounts& live);
 
-// Where the resolved row's structure differs from the model's: the model reference with the model's attributes (and shadow inputs)
-// against the kernel's output, within what the formats allow. Nothing when the structure is the model's, or the numbers agree.
+// Where the resolved row's structure differs from the model's: the model reference with the model's attributes (and
+// shadow inputs) against the kernel's output, within what the formats allow. Nothing when the structure is the model's,
+// or the numbers agree.
 std::optional<OpViolation> compare_to_model(const Op& op, const LiveCounts& live);
 
 // Whether the op's attributes differ from the model's in a structural one; then which ("theta").

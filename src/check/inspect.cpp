@@ -13,7 +13,8 @@ constexpr double kProbabilitySumTolerance = 1e-3;  // float sums over a vocabula
 
 void note(std::optional<OpViolation>& found, int operand, const char* kind, std::vector<int64_t> index, float value,
           uint32_t bits, std::string detail) {
-  if (!found) found = OpViolation{operand, kind, std::move(index), value_text(value), bits, 0, std::move(detail), false};
+  if (!found)
+    found = OpViolation{operand, kind, std::move(index), value_text(value), bits, 0, std::move(detail), false};
   ++found->count;
 }
 
@@ -93,7 +94,8 @@ std::optional<OpViolation> find_bad_probability(const OpCall& call, const Operan
       const int64_t at = view.offset(row, column);
       const float value = view.load(at);
       if (!(value >= 0))
-        note(found, operand, "probability", {row, column}, value, raw_bits(view, at), "a probability is negative or NaN");
+        note(found, operand, "probability", {row, column}, value, raw_bits(view, at),
+             "a probability is negative or NaN");
       sum += value;
     }
     if (!found && !(std::abs(sum - 1) <= kProbabilitySumTolerance))
@@ -103,8 +105,8 @@ std::optional<OpViolation> find_bad_probability(const OpCall& call, const Operan
   return found;
 }
 
-std::optional<OpViolation> find_bad_index(const OpCall& call, const OperandSpec& spec, const IndexRule& rule, int operand,
-                                          const LiveCounts& live) {
+std::optional<OpViolation> find_bad_index(const OpCall& call, const OperandSpec& spec, const IndexRule& rule,
+                                          int operand, const LiveCounts& live) {
   const TensorView& view = call.view(operand);
   std::optional<OpViolation> found;
   const int64_t rows = live_rows(call, spec.region, operand, live);
@@ -167,7 +169,8 @@ std::optional<OpViolation> find_bad_scale(const Argument& argument, int operand)
       const float value = view.as<float>()[at];
       if (!(value > 0) || !std::isfinite(value))
         note(found, operand, "nonfinite", {static_cast<int64_t>(i), at}, value, float_bits(value),
-             "a scale of the checkpoint is zero, negative or not finite (its reciprocal is what the kernel multiplies with)");
+             "a scale of the checkpoint is zero, negative or not finite (its reciprocal is what the kernel multiplies "
+             "with)");
     }
   }
   return found;
@@ -181,7 +184,8 @@ std::optional<OpViolation> find_bad_scalar_scale(const Argument& argument, int o
   const auto usable = [](float value) { return value > 0 && std::isfinite(value); };
   const auto report = [&](size_t i, float value) {
     note(found, operand, "nonfinite", {static_cast<int64_t>(i)}, value, float_bits(value),
-         fmt::format("a scale of the checkpoint is {}: the kernel multiplies with it or its reciprocal", value_text(value)));
+         fmt::format("a scale of the checkpoint is {}: the kernel multiplies with it or its reciprocal",
+                     value_text(value)));
   };
   for (size_t i = 0; i < argument.views.size(); ++i) {
     const TensorView& view = argument.views[i];

@@ -8,8 +8,9 @@
 
 namespace faultline {
 
-// The first element of the slots read that decodes differently (one that decodes to NaN, if there is one), or nothing when the
-// formats agree or no slot is read. `written` is the cache's true geometry; the argument's own says how the op takes the bytes.
+// The first element of the slots read that decodes differently (one that decodes to NaN, if there is one), or nothing
+// when the formats agree or no slot is read. `written` is the cache's true geometry; the argument's own says how the op
+// takes the bytes.
 std::optional<OpViolation> find_layout_conflict(const Argument& argument, const CacheGeometry& written, int operand,
                                                 const std::vector<int64_t>& slots);
 

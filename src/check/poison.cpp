@@ -76,8 +76,14 @@ std::optional<OpViolation> find_unwritten(const OpCall& call, const OperandSpec&
   std::optional<OpViolation> found;
   const auto note = [&](std::vector<int64_t> index, uint32_t bits) {
     if (!found) {
-      found = OpViolation{operand, "unwritten", std::move(index), "poison", bits, 0,
-                          "the element still holds the sentinel that was there before the kernel ran", false};
+      found = OpViolation{operand,
+                          "unwritten",
+                          std::move(index),
+                          "poison",
+                          bits,
+                          0,
+                          "the element still holds the sentinel that was there before the kernel ran",
+                          false};
     }
     ++found->count;
   };
@@ -87,8 +93,7 @@ std::optional<OpViolation> find_unwritten(const OpCall& call, const OperandSpec&
       const ByteRange range = slot_bytes(geometry, slot)[0];
       const int64_t size = geometry.format == Format::kKvBf16 ? 2 : 4;
       for (int64_t at = range.begin; at < range.end; at += size) {
-        const uint32_t bits =
-            size == 2 ? view.as<uint16_t>()[at / 2] : view.as<uint32_t>()[at / 4];
+        const uint32_t bits = size == 2 ? view.as<uint16_t>()[at / 2] : view.as<uint32_t>()[at / 4];
         if (bits == (size == 2 ? kBf16Sentinel : kFloatSentinel)) note({slot, (at - range.begin) / size}, bits);
       }
     }
@@ -109,8 +114,14 @@ std::optional<OpViolation> find_unwritten_codes(const OpCall& call, const Operan
   const auto test = [&](int64_t at, const auto& index) {
     if (first[at] != std::byte{kCodePoison[0]} || view.data[at] != std::byte{kCodePoison[1]}) return;
     if (!found) {
-      found = OpViolation{operand, "unwritten", index(), "poison", static_cast<uint32_t>(view.data[at]), 0,
-                          "the byte kept each of two poisons in two runs", false};
+      found = OpViolation{operand,
+                          "unwritten",
+                          index(),
+                          "poison",
+                          static_cast<uint32_t>(view.data[at]),
+                          0,
+                          "the byte kept each of two poisons in two runs",
+                          false};
     }
     ++found->count;
   };

@@ -1,8 +1,8 @@
 // Sentinels: what outputs hold before a kernel runs, so that an element that it did not write shows.
 //
-// Floats get a signalling NaN: any arithmetic would make it quiet, so a sentinel that is still there bit by bit was never
-// written, and a NaN that was computed from it looks different. Integers get a value that no index or length has. Code bytes
-// (FP4, FP8), for which every byte is legal, are shown by running twice over two poisons (kCodePoison).
+// Floats get a signalling NaN: any arithmetic would make it quiet, so a sentinel that is still there bit by bit was
+// never written, and a NaN that was computed from it looks different. Integers get a value that no index or length has.
+// Code bytes (FP4, FP8), for which every byte is legal, are shown by running twice over two poisons (kCodePoison).
 #pragma once
 
 #include <array>
@@ -28,8 +28,8 @@ void poison_output(const OpCall& call, const OperandSpec& spec, int operand, int
 std::optional<OpViolation> find_unwritten(const OpCall& call, const OperandSpec& spec, int operand,
                                           const LiveCounts& live);
 
-// Code bytes after two runs over two poisons: a live byte that kept both. `first` is a copy of the operand's bytes (extent()
-// bytes, or the whole cache) after the first run.
+// Code bytes after two runs over two poisons: a live byte that kept both. `first` is a copy of the operand's bytes
+// (extent() bytes, or the whole cache) after the first run.
 std::optional<OpViolation> find_unwritten_codes(const OpCall& call, const OperandSpec& spec, int operand,
                                                 const LiveCounts& live, const std::byte* first);
 

@@ -19,7 +19,8 @@ int64_t live_rows(const OpCall& call, const Region& region, int operand, const L
     for (int64_t i = 0; i < std::min(live.requests, lengths.dim(0)); ++i) sum += lengths.load_index(i);
     return std::clamp<int64_t>(sum, 0, view.dim(0));
   }
-  const bool per_token = region.multiplier == Region::kTopKUnlessPerToken && call.attr().integer_or("x_per_token", 0) != 0;
+  const bool per_token =
+      region.multiplier == Region::kTopKUnlessPerToken && call.attr().integer_or("x_per_token", 0) != 0;
   const int64_t multiplier =
       region.multiplier > 0 ? region.multiplier : (per_token ? 1 : call.attr().integer_or("k", 1));
   switch (region.rows) {

@@ -35,7 +35,8 @@ int64_t live_rows(const OpCall& call, const Region& region, int operand, const L
 // The live columns of one row of an operand of rank 2 (all of them without a lengths operand).
 int64_t live_columns(const OpCall& call, const Region& region, const TensorView& view, int64_t row);
 
-// The slots of a cache operand that the live rows of a call write, in range only: a bad slot is the index check's business.
+// The slots of a cache operand that the live rows of a call write, in range only: a bad slot is the index check's
+// business.
 std::vector<int64_t> slots_written(const OpCall& call, const OperandSpec& spec, int operand, const LiveCounts& live);
 
 // Calls visit(offset, row, flat column) for each live element of a non-cache operand; stops when it returns false.

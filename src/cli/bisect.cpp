@@ -39,7 +39,8 @@ int run(const BisectOptions& options, const std::string& json) {
 void add_bisect_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BisectOptions>();
   auto json = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("bisect", "Walk a grid of settings, find what breaks, convict it, write a report");
+  CLI::App* command =
+      app.add_subcommand("bisect", "Walk a grid of settings, find what breaks, convict it, write a report");
   command->footer(plants_help());
   auto* experiment = command->add_option("experiment", options->experiment, "experiment file (YAML)");
   command->add_option("--resume", options->resume, "go on with the run in this directory")->excludes(experiment);

@@ -122,7 +122,8 @@ Status run(const Options& options) {
     output.integers(name + "input_ids", {s}, r.input_ids);
     output.floats(name + "prefill.logits", {s, r.vocab}, r.prefill_logits);
     output.floats(name + "prefill.hidden", {checkpoint.config().num_hidden_layers + 1, s, r.hidden}, r.prefill_hidden);
-    for (const auto& [layer, topk] : r.topk) output.integers(fmt::format("{}prefill.topk.layer{}", name, layer), {s, r.topk_width}, topk);
+    for (const auto& [layer, topk] : r.topk)
+      output.integers(fmt::format("{}prefill.topk.layer{}", name, layer), {s, r.topk_width}, topk);
     if (n == 0) continue;
     output.integers(name + "decode.tokens", {n}, r.decode_tokens);
     output.floats(name + "decode.logits", {n, r.vocab}, r.decode_logits);
@@ -140,11 +141,13 @@ Status run(const Options& options) {
 
 void add_forward_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("forward", "One prompt (or several, as one ragged batch) through one configuration, greedily");
+  CLI::App* command =
+      app.add_subcommand("forward", "One prompt (or several, as one ragged batch) through one configuration, greedily");
   command->add_option("model", options->model, "checkpoint folder, or synth:NAME?key=value&…")->required();
   command->add_option("--tokens", options->tokens, "token ids 1,2,3 or @FILE; once a prompt")->required();
   command->add_option("--decode", options->decode, "tokens to decode after the prompt");
-  command->add_option("--set", options->settings, "axis=value (kernels=reference, kv_cache_dtype=f32, …); may be repeated");
+  command->add_option("--set", options->settings,
+                      "axis=value (kernels=reference, kv_cache_dtype=f32, …); may be repeated");
   command->add_option("--profile", options->profile, "whose rules resolve the flags")->capture_default_str();
   command->add_option("--arch", options->arch, "target architecture")->capture_default_str();
   command->add_option("--seed", options->seed, "of the page order")->capture_default_str();

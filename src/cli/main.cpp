@@ -17,11 +17,13 @@ int main(int argc, char** argv) {
   // Started by the pool only: no help, no options.
   if (argc == 2 && std::strcmp(argv[1], "worker") == 0) return worker_main();
 
-  CLI::App app("Faultline finds out which kernel, layout, weight or setting breaks a GLM-5 model, and proves it.", "faultline");
+  CLI::App app("Faultline finds out which kernel, layout, weight or setting breaks a GLM-5 model, and proves it.",
+               "faultline");
   app.set_version_flag("--version", FAULTLINE_VERSION);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 all configurations good; 1 failures, all localized; 2 bad input; 3 internal error; 4 failures, some not\n"
+      "Exit codes: 0 all configurations good; 1 failures, all localized; 2 bad input; 3 internal error; 4 failures, "
+      "some not\n"
       "localized; 5 nothing could be run; 125 (replay) cannot run here; 130 interrupted.");
   int exit_code = static_cast<int>(ExitCode::kInternal);
   add_bisect_command(app, exit_code);

@@ -1,5 +1,5 @@
-// GLM-5's forward pass as ops, in launch order. The kinds and their operand orders are in ops/kinds.h; what each resolved setting
-// changes is in engine/config.h.
+// GLM-5's forward pass as ops, in launch order. The kinds and their operand orders are in ops/kinds.h; what each
+// resolved setting changes is in engine/config.h.
 #include <cmath>
 
 #include "engine/op_builder.h"
@@ -38,7 +38,8 @@ class GlmBuilder {
   }
 
  private:
-  // --- plumbing ---------------------------------------------------------------------------------------------------------
+  // --- plumbing
+  // ---------------------------------------------------------------------------------------------------------
 
   const Kernel* kernel(std::string_view kind, std::string_view own) {
     if (config_.reference_kernels) return reference_kernel(kind);
@@ -63,7 +64,8 @@ class GlmBuilder {
   }
   std::string op_name(const std::string& local) const { return prefix_ + local; }
 
-  // --- products ---------------------------------------------------------------------------------------------------------
+  // --- products
+  // ---------------------------------------------------------------------------------------------------------
 
   // Projections of one input, side by side in `out`. One op where their precisions agree, else one each.
   void linear(const std::string& local, const NamedTensor& x, const std::vector<LinearWeight>& weights,
@@ -88,7 +90,8 @@ class GlmBuilder {
     };
     if (!config_.reference_kernels && uses_w4a4(weights.front(), fp4_choice)) {
       const auto [codes, scales] = quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name);
-      OpBuilder op(op_name(local), layer_, ops::LinearW4A4::kName, kernel(ops::LinearW4A4::kName, "flashinfer_cutlass"));
+      OpBuilder op(op_name(local), layer_, ops::LinearW4A4::kName,
+                   kernel(ops::LinearW4A4::kName, "flashinfer_cutlass"));
       op.tensor(codes).tensor(scales);
       op.weights(collect(&LinearWeight::weight), name + ".weight", Format::kNvfp4);
       op.weights(collect(&LinearWeight::block_scale), name + ".weight_scale");
@@ -143,7 +146,8 @@ class GlmBuilder {
     add(op);
   }
 
-  // --- the pass ---------------------------------------------------------------------------------------------------------
+  // --- the pass
+  // ---------------------------------------------------------------------------------------------------------
 
   void begin() {
     const PassShape& shape = pass_.shape;
@@ -282,7 +286,8 @@ class GlmBuilder {
     attend(kv_rows, cache, q_full, o_latent);
 
     const NamedTensor o = as_heads(activation("self_attn.o", {t_, heads * c_.v_head_dim}), heads, c_.v_head_dim);
-    OpBuilder up(op_name("self_attn.v_up"), layer_, ops::BatchedLinear::kName, kernel(ops::BatchedLinear::kName, "bmm"));
+    OpBuilder up(op_name("self_attn.v_up"), layer_, ops::BatchedLinear::kName,
+                 kernel(ops::BatchedLinear::kName, "bmm"));
     up.tensor(o_latent).weight(w.w_uv, w.kv_b_name + ".weight").tensor(o).set("weight_kn", false);
     add(up);
     const NamedTensor out = activation("self_attn.out", {t_, c_.hidden_size});
@@ -300,7 +305,7 @@ class GlmBuilder {
   void write_cache(const std::string& local, const NamedTensor& rows, const NamedTensor& cache,
                    const CacheGeometry& geometry, bool shadow = false) {
     using W = ops::CacheWrite;
-    const char* own = geometry.is_index()                         ? "store_index_k"
+    const char* own = geometry.is_index()                      ? "store_index_k"
                       : geometry.format == Format::kKvPacked   ? "quantize_k_cache"
                       : geometry.format == Format::kKvPlainFp8 ? "store_kv_fp8"
                                                                : "store_kv";
@@ -313,7 +318,8 @@ class GlmBuilder {
   }
 
   // Selects the top-k of each row. The shadow variant computes the model's own selection in float32 beside the run.
-  NamedTensor indexer(const LayerWeights& w, const std::string& ap, const NamedTensor& h, const NamedTensor& qr, bool shadow) {
+  NamedTensor indexer(const LayerWeights& w, const std::string& ap, const NamedTensor& h, const NamedTensor& qr,
+                      bool shadow) {
     const std::string lp = shadow ? "shadow.indexer." : "self_attn.indexer.";
     const Dtype dtype = shadow ? Dtype::kF32 : activation_;
     const int64_t n = c_.index_n_heads;
@@ -350,8 +356,8 @@ class GlmBuilder {
     };
     const bool interleaved = c_.indexer_rope_interleave == config_.indexer_rope_interleaved;
     const NamedTensor q_rope = as_heads(typed(lp + "q_rope", dtype, {t_, n * d}), n, d);
-    rope(lp + "rope_q", as_heads(q, n, d), q_rope, interleaved, c_.indexer_rope_interleave, own(ops::Rope::kName, "rope"),
-         shadow);
+    rope(lp + "rope_q", as_heads(q, n, d), q_rope, interleaved, c_.indexer_rope_interleave,
+         own(ops::Rope::kName, "rope"), shadow);
     const NamedTensor k_rope = typed(lp + "k_rope", dtype, {t_, d});
     rope(lp + "rope_k", as_heads(k_normed, 1, d), as_heads(k_rope, 1, d), interleaved, c_.indexer_rope_interleave,
          own(ops::Rope::kName, "rope"), shadow);
@@ -394,7 +400,8 @@ class GlmBuilder {
 
   void shadow(const LayerWeights& w, const std::string& ap, const NamedTensor& h, const NamedTensor& qr,
               const NamedTensor& kv_rows) {
-    const NamedTensor cache = layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", context_.caches->shadow_kv);
+    const NamedTensor cache =
+        layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", context_.caches->shadow_kv);
     write_cache("shadow.kv_write", kv_rows, cache, context_.caches->shadow_kv, true);
     if (w.has_indexer) shadow_index_ = indexer(w, ap, h, qr, true);
   }
@@ -443,8 +450,8 @@ class GlmBuilder {
     }
     const bool dense = !config_.indexer;
     const int64_t splits = kSplits;
-    const NamedTensor scratch = typed("self_attn.scratch", Dtype::kF32,
-                                      {t_ * splits * c_.num_attention_heads * (c_.kv_lora_rank + 2)});
+    const NamedTensor scratch =
+        typed("self_attn.scratch", Dtype::kF32, {t_ * splits * c_.num_attention_heads * (c_.kv_lora_rank + 2)});
     const auto arguments = [&](OpBuilder& op, const NamedTensor& cache, const CacheGeometry& read,
                                const CacheGeometry& as_written, const NamedTensor& indices) {
       op.tensor(q).cache(cache, read, as_written);
@@ -452,7 +459,12 @@ class GlmBuilder {
         op.tensor(indices);
       else
         op.absent();
-      op.tensor(page_table_).tensor(row_to_request_).tensor(lengths_).tensor(ragged_offsets_).tensor(scratch).tensor(out);
+      op.tensor(page_table_)
+          .tensor(row_to_request_)
+          .tensor(lengths_)
+          .tensor(ragged_offsets_)
+          .tensor(scratch)
+          .tensor(out);
     };
     OpBuilder op(op_name("self_attn.attention"), layer_, A::kName,
                  kernel(A::kName, prefill() ? config_.prefill_attention : config_.decode_attention));
@@ -465,8 +477,8 @@ class GlmBuilder {
     if (dense && shadow_wanted()) {
       OpBuilder model(op_name("shadow.attention"), layer_, A::kName, reference_kernel(A::kName));
       const CacheGeometry& shadow_geometry = context_.caches->shadow_kv;
-      arguments(model, layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", shadow_geometry), shadow_geometry,
-                shadow_geometry, shadow_index_);
+      arguments(model, layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", shadow_geometry),
+                shadow_geometry, shadow_geometry, shadow_index_);
       op.model_arguments(model.arguments().clone());
       op.model("dense", int64_t{0}).model("index_form", static_cast<int64_t>(kPaged));
     }
@@ -502,8 +514,8 @@ class GlmBuilder {
       if (weight.precision != weights.front().precision && missing_.empty())
         missing_ = fmt::format("for experts of mixed precision ({} and {})", name, weight.name);
     if (!config_.reference_kernels && uses_w4a4(weights.front(), config_.fp4_experts)) {
-      const auto [codes, scales] = quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name,
-                                            per_token ? 1 : k);
+      const auto [codes, scales] =
+          quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name, per_token ? 1 : k);
       using E = ops::ExpertLinearW4A4;
       OpBuilder op(op_name(local), layer_, E::kName, kernel(E::kName, "flashinfer_cutlass"));
       op.tensor(codes).tensor(scales).tensor(order).tensor(offsets);
@@ -553,7 +565,8 @@ class GlmBuilder {
     const NamedTensor both = activation("mlp.experts.gate_up", {t_ * k, 2 * width});
     expert_linear("mlp.experts.gate_up_proj", x, w.expert_gate_up, 2, true, order, offsets, both);
     const NamedTensor act = activation("mlp.experts.act", {t_ * k, width});
-    OpBuilder silu(op_name("mlp.experts.act_fn"), layer_, ops::SiluMul::kName, kernel(ops::SiluMul::kName, "silu_and_mul"));
+    OpBuilder silu(op_name("mlp.experts.act_fn"), layer_, ops::SiluMul::kName,
+                   kernel(ops::SiluMul::kName, "silu_and_mul"));
     silu.tensor(both).tensor(act).set("k", k);
     add(silu);
     const NamedTensor down = activation("mlp.experts.down", {t_ * k, c_.hidden_size});
@@ -634,8 +647,8 @@ class GlmBuilder {
   int layer_ = -1;
   int group_ = 0;
   std::string prefix_;
-  NamedTensor x_;             // the residual stream
-  NamedTensor index_;         // the latest full layer's selection
+  NamedTensor x_;      // the residual stream
+  NamedTensor index_;  // the latest full layer's selection
   NamedTensor shadow_index_;
   NamedTensor input_ids_, seq_lens_, slots_, last_rows_, positions_, row_to_request_, lengths_, page_table_,
       ragged_offsets_, flat_slots_;

@@ -1,5 +1,5 @@
-// What the engine is told about one configuration: kernels by name, formats, parameters. Made from a resolved grid row by
-// bisect/, or by `faultline forward`.
+// What the engine is told about one configuration: kernels by name, formats, parameters. Made from a resolved grid row
+// by bisect/, or by `faultline forward`.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,13 @@ struct EngineConfig {
   // Attention. Kernel names of the kind "attention" (ops/attention.cpp).
   std::string prefill_attention = "flashmla_sparse";
   std::string decode_attention = "flashmla_kv";
-  bool indexer = true;            // the row runs the DSA indexer (NSA attention)
-  Format kv_format = Format::kKvBf16;           // how the cache is written
-  Format prefill_reads = Format::kKvBf16;       // how the prefill kernel takes the pool's bytes
-  Format decode_reads = Format::kKvBf16;        // how the decode kernel takes them
-  bool prefill_gathers = false;   // prefill with a prefix decodes the pool into a contiguous bf16 buffer first (ragged indices)
-  bool prefill_from_rows = false; // prefill without a prefix reads the new rows, not the cache
+  bool indexer = true;                     // the row runs the DSA indexer (NSA attention)
+  Format kv_format = Format::kKvBf16;      // how the cache is written
+  Format prefill_reads = Format::kKvBf16;  // how the prefill kernel takes the pool's bytes
+  Format decode_reads = Format::kKvBf16;   // how the decode kernel takes them
+  bool prefill_gathers =
+      false;  // prefill with a prefix decodes the pool into a contiguous bf16 buffer first (ragged indices)
+  bool prefill_from_rows = false;    // prefill without a prefix reads the new rows, not the cache
   bool prefill_requantizes = false;  // packs a bf16 pool anew before each call
   bool decode_requantizes = false;
   int64_t page_size = 64;

@@ -7,13 +7,15 @@
 namespace faultline {
 namespace {
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace
 
 std::vector<int64_t> graph_buckets(int64_t largest) {
   std::vector<int64_t> buckets;
-  for (int64_t size = 1; ; size = size < 8 ? size * 2 : size + 8) {
+  for (int64_t size = 1;; size = size < 8 ? size * 2 : size + 8) {
     buckets.push_back(size);
     if (size >= largest) return buckets;
   }
@@ -21,7 +23,11 @@ std::vector<int64_t> graph_buckets(int64_t largest) {
 
 Engine::Engine(const ModelWeights& weights, const EngineConfig& config, const EngineLimits& limits,
                const SamplingParams& sampling, EngineHooks hooks)
-    : weights_(weights), config_(config), limits_(limits), sampling_(sampling), hooks_(std::move(hooks)),
+    : weights_(weights),
+      config_(config),
+      limits_(limits),
+      sampling_(sampling),
+      hooks_(std::move(hooks)),
       device_(make_cpu_device()) {
   state_.seed = config.seed;
 }
@@ -40,7 +46,8 @@ Status Engine::allocate() {
   const ModelConfig& c = weights_.config;
   const int64_t page = config_.page_size;
   const int64_t pages_per_request = round_up(limits_.max_context, page) / page;
-  const int64_t wanted = limits_.pool_tokens > 0 ? limits_.pool_tokens : limits_.max_requests * pages_per_request * page;
+  const int64_t wanted =
+      limits_.pool_tokens > 0 ? limits_.pool_tokens : limits_.max_requests * pages_per_request * page;
   pool_shape_.page_size = page;
   pool_shape_.slots = round_up(wanted, page) + page;  // and the dummy page
   pool_shape_.max_requests = limits_.max_requests;
@@ -67,7 +74,8 @@ Status Engine::allocate() {
   caches_.shadow_index = geometry(Format::kIndexF32, c.index_head_dim, 0);
   const bool shadow = config_.checks == CheckLevel::kReference && !config_.indexer && !config_.reference_kernels;
   for (const LayerWeights& layer : weights_.layers) {
-    const auto add = [&](std::vector<std::unique_ptr<Buffer>>& to, const CacheGeometry& shape, bool wanted_here) -> Status {
+    const auto add = [&](std::vector<std::unique_ptr<Buffer>>& to, const CacheGeometry& shape,
+                         bool wanted_here) -> Status {
       to.emplace_back();
       if (!wanted_here) return {};
       FAULTLINE_TRY(to.back(), device_->allocate(static_cast<size_t>(shape.total_bytes())));
@@ -154,7 +162,8 @@ Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
   if (!keep) eager_.reset();
   FAULTLINE_TRY(auto pass, build_pass(context, shape));
   if (keep) {
-    // Static buffers: what a padded row finds there at first is what the server's capture leaves (zeros, lengths of one).
+    // Static buffers: what a padded row finds there at first is what the server's capture leaves (zeros, lengths of
+    // one).
     for (int64_t i = 0; i < shape.requests; ++i) pass->seq_lens.store_index(i, 1);
     recorded_.push_back(std::move(pass));
     return recorded_.back().get();

@@ -1,4 +1,5 @@
-// The inference engine of one configuration: caches, requests, passes. Made anew for every configuration, in a process of its own.
+// The inference engine of one configuration: caches, requests, passes. Made anew for every configuration, in a process
+// of its own.
 #pragma once
 
 #include <map>
@@ -21,10 +22,10 @@ struct EngineLimits {
 
 // A sequence being served.
 struct Sequence {
-  int64_t request = -1;                // row in the request pool
-  std::vector<int32_t> tokens;         // prompt and everything sampled so far
-  int64_t prompt = 0;                  // tokens of the prompt
-  int64_t cached = 0;                  // tokens whose keys are in the caches
+  int64_t request = -1;         // row in the request pool
+  std::vector<int32_t> tokens;  // prompt and everything sampled so far
+  int64_t prompt = 0;           // tokens of the prompt
+  int64_t cached = 0;           // tokens whose keys are in the caches
 };
 
 class Engine {
@@ -44,8 +45,8 @@ class Engine {
     bool warmup = false;
     bool commit = true;  // append the sampled token to each sequence
   };
-  // Runs the next pass of a prefill: up to config.chunk new tokens (0: all) over the sequences in order. `done` is set when no
-  // uncached prompt token is left. Only complete sequences get a sampled token.
+  // Runs the next pass of a prefill: up to config.chunk new tokens (0: all) over the sequences in order. `done` is set
+  // when no uncached prompt token is left. Only complete sequences get a sampled token.
   Result<PassOutcome> prefill(std::span<Sequence*> sequences, const StepOptions& options, bool& done);
   // One decode step: every sequence's last token is fed, the next one sampled.
   Result<PassOutcome> decode(std::span<Sequence*> sequences, const StepOptions& options);
@@ -60,8 +61,8 @@ class Engine {
   RunState& state() { return state_; }
 
  private:
-  Engine(const ModelWeights& weights, const EngineConfig& config, const EngineLimits& limits, const SamplingParams& sampling,
-         EngineHooks hooks);
+  Engine(const ModelWeights& weights, const EngineConfig& config, const EngineLimits& limits,
+         const SamplingParams& sampling, EngineHooks hooks);
   Status allocate();
   struct Rows {
     Sequence* sequence;

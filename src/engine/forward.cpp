@@ -6,11 +6,12 @@ namespace faultline {
 namespace {
 
 Status require_clean(const PassOutcome& outcome) {
-  if (outcome.fault) return internal_error("{} ({}): {}", outcome.fault->op, outcome.fault->kernel, outcome.fault->fault.message);
+  if (outcome.fault)
+    return internal_error("{} ({}): {}", outcome.fault->op, outcome.fault->kernel, outcome.fault->fault.message);
   if (!outcome.violations.empty()) {
     const EngineViolation& v = outcome.violations.front();
-    return internal_error("{} ({}), {}: {} in {}: {}", v.op, v.kernel, pass_phase_name(v.info.phase), v.violation.kind, v.tensor,
-                          v.violation.detail);
+    return internal_error("{} ({}), {}: {} in {}: {}", v.op, v.kernel, pass_phase_name(v.info.phase), v.violation.kind,
+                          v.tensor, v.violation.detail);
   }
   return {};
 }
@@ -23,7 +24,9 @@ void append_row(const TensorView& view, int64_t row, std::vector<float>& out) {
 class Recorder {
  public:
   Recorder(std::vector<ForwardResult>& results, const std::vector<Sequence>& sequences, size_t layers)
-      : results_(results), sequences_(sequences), hidden_(results.size(), std::vector<std::vector<float>>(layers + 1)) {}
+      : results_(results),
+        sequences_(sequences),
+        hidden_(results.size(), std::vector<std::vector<float>>(layers + 1)) {}
 
   void layer(const Pass& pass, const PassInfo& info, int layer) {
     if (info.phase != PassPhase::kPrefill) return;
@@ -107,7 +110,9 @@ Result<std::vector<ForwardResult>> run_forward(const ModelWeights& weights, cons
   }
 
   Recorder recorder(results, sequences, weights.layers.size());
-  engine->hooks().on_layer = [&](const Pass& pass, const PassInfo& info, int layer) { recorder.layer(pass, info, layer); };
+  engine->hooks().on_layer = [&](const Pass& pass, const PassInfo& info, int layer) {
+    recorder.layer(pass, info, layer);
+  };
   Engine::StepOptions options;
   options.greedy = true;
   options.all_logits = true;

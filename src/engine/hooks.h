@@ -1,4 +1,5 @@
-// What a run may change about a pass, and who watches it. Everything happens in run_pass; kernels and layer code know nothing of it.
+// What a run may change about a pass, and who watches it. Everything happens in run_pass; kernels and layer code know
+// nothing of it.
 #pragma once
 
 #include <functional>
@@ -14,20 +15,22 @@ namespace faultline {
 // Where a run is: which pass of which phase.
 struct PassInfo {
   PassPhase phase = PassPhase::kPrefill;
-  int64_t step = 0;   // passes of this phase so far, from 0
+  int64_t step = 0;  // passes of this phase so far, from 0
   LiveCounts live;
   bool graph = false;  // a replay of recorded ops with static buffers, padded to a bucket
   bool warmup = false;
 };
 
-// Breaks something on purpose (bisect/plants). Stands where the kernel is called, so that a replay of the op meets the same fault and a
-// reference in the kernel's place does not.
+// Breaks something on purpose (bisect/plants). Stands where the kernel is called, so that a replay of the op meets the
+// same fault and a reference in the kernel's place does not.
 class FaultInjector {
  public:
   virtual ~FaultInjector() = default;
-  // Runs op.kernel on `call`, or misbehaves. `serialized`: the edges before and after this op are forced to wait for all work.
+  // Runs op.kernel on `call`, or misbehaves. `serialized`: the edges before and after this op are forced to wait for
+  // all work.
   virtual KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) = 0;
-  // Weights are read by the injector's leave only: it may hand out broken copies. Called once, before the first pass is built.
+  // Weights are read by the injector's leave only: it may hand out broken copies. Called once, before the first pass is
+  // built.
   virtual void weights(ModelWeights& weights) = 0;
 };
 

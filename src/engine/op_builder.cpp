@@ -18,9 +18,13 @@ OpBuilder& OpBuilder::tensor(const NamedTensor& tensor) {
   return *this;
 }
 
-OpBuilder& OpBuilder::absent() { return tensor({}); }
+OpBuilder& OpBuilder::absent() {
+  return tensor({});
+}
 
-OpBuilder& OpBuilder::weight(const TensorView& view, std::string name) { return tensor({view, std::move(name)}); }
+OpBuilder& OpBuilder::weight(const TensorView& view, std::string name) {
+  return tensor({view, std::move(name)});
+}
 
 OpBuilder& OpBuilder::weights(std::vector<TensorView> views, std::string name, Format format) {
   op_.arguments.add(std::move(views), format);

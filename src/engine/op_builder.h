@@ -47,8 +47,8 @@ class OpBuilder {
   std::vector<int> unowned_;
 };
 
-// Memory of a pass. Layers share activation buffers of the same local name; every op of a layer writes a buffer of its own,
-// so that a layer's inputs and outputs are all still there when the layer is checked.
+// Memory of a pass. Layers share activation buffers of the same local name; every op of a layer writes a buffer of its
+// own, so that a layer's inputs and outputs are all still there when the layer is checked.
 class Workspace {
  public:
   Workspace(Pass& pass, Device& device) : pass_(pass), device_(device) {}

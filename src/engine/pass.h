@@ -14,7 +14,9 @@
 namespace faultline {
 
 enum class PassPhase : uint8_t { kPrefill, kDecode };
-inline const char* pass_phase_name(PassPhase phase) { return phase == PassPhase::kPrefill ? "prefill" : "decode"; }
+inline const char* pass_phase_name(PassPhase phase) {
+  return phase == PassPhase::kPrefill ? "prefill" : "decode";
+}
 
 // The rows of a pass. `tokens` and `requests` are what the buffers hold; a padded replay has fewer live ones.
 struct PassShape {
@@ -37,8 +39,8 @@ struct Caches {
   CacheGeometry kv;
   CacheGeometry index;
   std::vector<std::unique_ptr<Buffer>> kv_layers;
-  std::vector<std::unique_ptr<Buffer>> index_layers;         // null where the layer has no indexer
-  std::vector<std::unique_ptr<Buffer>> shadow_kv_layers;     // f32, under checks: reference for rows without DSA
+  std::vector<std::unique_ptr<Buffer>> index_layers;      // null where the layer has no indexer
+  std::vector<std::unique_ptr<Buffer>> shadow_kv_layers;  // f32, under checks: reference for rows without DSA
   std::vector<std::unique_ptr<Buffer>> shadow_index_layers;
   CacheGeometry shadow_kv;
   CacheGeometry shadow_index;
@@ -46,7 +48,7 @@ struct Caches {
 
 // Sizes that do not change over an engine's life.
 struct PoolShape {
-  int64_t slots = 0;         // a multiple of the page size; page 0 is the dummy that padded rows write to
+  int64_t slots = 0;  // a multiple of the page size; page 0 is the dummy that padded rows write to
   int64_t page_size = 64;
   int64_t max_requests = 0;  // rows of req_to_token
   int64_t max_context = 0;   // columns of req_to_token and of the page table
@@ -55,7 +57,8 @@ struct PoolShape {
 struct Pass {
   PassShape shape;
   std::vector<Op> ops;
-  std::vector<int> group;  // one an op: ops of one group are poisoned and checked together (a layer, the head, the sampler)
+  std::vector<int>
+      group;  // one an op: ops of one group are poisoned and checked together (a layer, the head, the sampler)
   std::vector<std::unique_ptr<Buffer>> buffers;
   std::vector<std::string> buffer_names;
 

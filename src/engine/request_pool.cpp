@@ -31,8 +31,8 @@ Status RequestPool::grow(int64_t request, int64_t new_length) {
   const auto row = static_cast<size_t>(request);
   FAULTLINE_CHECK(lengths_[row] >= 0 && new_length >= lengths_[row]);
   if (new_length > shape_.max_context)
-    return bad_input("a request of {} tokens is longer than the context of {} that the probes were sized for", new_length,
-                     shape_.max_context);
+    return bad_input("a request of {} tokens is longer than the context of {} that the probes were sized for",
+                     new_length, shape_.max_context);
   const int64_t pages = (new_length + shape_.page_size - 1) / shape_.page_size;
   while (static_cast<int64_t>(pages_[row].size()) < pages) {
     if (free_pages_.empty()) return bad_input("the cache pool of {} tokens is full", shape_.slots);

@@ -1,5 +1,5 @@
-// Which slots of the paged caches belong to which request. Pages are handed out in a shuffled, seeded order, so that a slot number says
-// nothing about a position. Page 0 is never handed out: padded rows write to slot 0.
+// Which slots of the paged caches belong to which request. Pages are handed out in a shuffled, seeded order, so that a
+// slot number says nothing about a position. Page 0 is never handed out: padded rows write to slot 0.
 #pragma once
 
 #include <cstdint>

@@ -61,10 +61,13 @@ class NeighbourSum {
   std::vector<uint64_t> before_;
 };
 
-bool is_out(const OperandSpec& spec) { return spec.direction == Direction::kOut && spec.content != Content::kScratch; }
+bool is_out(const OperandSpec& spec) {
+  return spec.direction == Direction::kOut && spec.content != Content::kScratch;
+}
 
 // Finite values, probability rows, index rules, per level, of one operand as it lies in memory.
-std::optional<OpViolation> check_operand(const Op& op, const OpCall& call, int i, const LiveCounts& live, CheckLevel level) {
+std::optional<OpViolation> check_operand(const Op& op, const OpCall& call, int i, const LiveCounts& live,
+                                         CheckLevel level) {
   const OperandSpec& spec = op.kind->operands[static_cast<size_t>(i)];
   switch (spec.content) {
     case Content::kValues:
@@ -106,7 +109,11 @@ std::optional<OpViolation> check_outputs(const Op& op, const OpCall& call, const
 class Runner {
  public:
   Runner(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks, RunState& state)
-      : pass_(pass), info_(info), level_(hooks.op_by_op ? CheckLevel::kReference : level), hooks_(hooks), state_(state) {}
+      : pass_(pass),
+        info_(info),
+        level_(hooks.op_by_op ? CheckLevel::kReference : level),
+        hooks_(hooks),
+        state_(state) {}
 
   PassOutcome run() {
     const int count = static_cast<int>(pass_.ops.size());
@@ -158,7 +165,8 @@ class Runner {
       for (int o = 0; o < static_cast<int>(op.kind->operands.size()); ++o) {
         const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
         // Index outputs steer where a cache write lands, so a cache is poisoned by its op, right before it runs.
-        if (is_out(spec) && spec.content != Content::kCache && call.argument(o).present()) poison_output(call, spec, o, 0);
+        if (is_out(spec) && spec.content != Content::kCache && call.argument(o).present())
+          poison_output(call, spec, o, 0);
       }
     }
   }
@@ -169,7 +177,8 @@ class Runner {
       return std::nullopt;
     }
     if (hooks_.injector != nullptr)
-      return hooks_.injector->run(info_, op, call, hooks_.serialize_all || hooks_.op_by_op || hooks_.serialize.count(op.name) != 0);
+      return hooks_.injector->run(info_, op, call,
+                                  hooks_.serialize_all || hooks_.op_by_op || hooks_.serialize.count(op.name) != 0);
     return op.kernel->run(call);
   }
 
@@ -224,14 +233,16 @@ class Runner {
         const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
         if (!is_out(spec) || !call.argument(o).present() || !needs_two_poisons(spec, call.argument(o))) continue;
         const std::byte* data = call.view(o).data;
-        const size_t bytes = call.argument(o).geometry != nullptr ? static_cast<size_t>(call.argument(o).geometry->total_bytes())
-                                                                  : static_cast<size_t>(call.view(o).extent());
+        const size_t bytes = call.argument(o).geometry != nullptr
+                                 ? static_cast<size_t>(call.argument(o).geometry->total_bytes())
+                                 : static_cast<size_t>(call.view(o).extent());
         first.emplace_back(o, std::vector<std::byte>(data, data + bytes));
         poison_output(call, spec, o, 1);
       }
       result = call_kernel(op, call, reference);
       for (const auto& [o, bytes] : first) {
-        if (auto found = find_unwritten_codes(call, op.kind->operands[static_cast<size_t>(o)], o, info_.live, bytes.data()))
+        if (auto found =
+                find_unwritten_codes(call, op.kind->operands[static_cast<size_t>(o)], o, info_.live, bytes.data()))
           report(i, std::move(*found));
       }
     }
@@ -242,14 +253,26 @@ class Runner {
     for (const auto& [o, sum] : neighbours) {
       const int64_t page = sum.changed();
       if (page >= 0)
-        report(i, OpViolation{o, "bounds", {page}, "", 0, 1,
-                              fmt::format("bytes of page {} outside the slots that this op may write have changed", page), false});
+        report(i,
+               OpViolation{o,
+                           "bounds",
+                           {page},
+                           "",
+                           0,
+                           1,
+                           fmt::format("bytes of page {} outside the slots that this op may write have changed", page),
+                           false});
     }
     if (call.checked && log.count > 0) {
       const kernels::BadAccess& bad = log.first[0];
-      report(i, OpViolation{bad.operand, "bounds", {bad.index}, fmt::format("{}", bad.index), 0, log.count,
-                            fmt::format("{} at element {} of [0, {}) by block {} thread {}", bad.is_write ? "write" : "read",
-                                        bad.index, bad.extent, bad.block, bad.thread),
+      report(i, OpViolation{bad.operand,
+                            "bounds",
+                            {bad.index},
+                            fmt::format("{}", bad.index),
+                            0,
+                            log.count,
+                            fmt::format("{} at element {} of [0, {}) by block {} thread {}",
+                                        bad.is_write ? "write" : "read", bad.index, bad.extent, bad.block, bad.thread),
                             false});
     }
     // Indices are checked before their consumer can die of them.
@@ -320,10 +343,16 @@ class Runner {
     for (size_t b = 0; b < pass_.buffers.size(); ++b) {
       int64_t offset = 0;
       if (!pass_.buffers[b]->canary_broken(offset)) continue;
-      EngineViolation found = describe(
-          first_op, OpViolation{0, "canary", {offset}, "", 0, 1,
-                                fmt::format("the bytes around tensor {} were overwritten at byte {}", pass_.buffer_names[b], offset),
-                                false});
+      EngineViolation found =
+          describe(first_op, OpViolation{0,
+                                         "canary",
+                                         {offset},
+                                         "",
+                                         0,
+                                         1,
+                                         fmt::format("the bytes around tensor {} were overwritten at byte {}",
+                                                     pass_.buffer_names[b], offset),
+                                         false});
       found.tensor = pass_.buffer_names[b];
       outcome_.violations.push_back(std::move(found));
       return;
@@ -346,7 +375,8 @@ class Runner {
     return result;
   }
 
-  // Whether the op was given sound inputs: values finite, indices in their rules, caches finite as written, scales usable.
+  // Whether the op was given sound inputs: values finite, indices in their rules, caches finite as written, scales
+  // usable.
   void judge_inputs(const Op& op, EngineViolation& result) {
     const OpCall call = op.call();
     result.inputs_clean = "yes";
@@ -358,7 +388,8 @@ class Runner {
       if (spec.content == Content::kWeight)
         found = find_bad_scale(argument, o);
       else if (spec.content == Content::kCache)
-        found = find_nonfinite_slots(argument, *op.written[static_cast<size_t>(o)], o, slots_read(call, *op.kind, o, info_.live));
+        found = find_nonfinite_slots(argument, *op.written[static_cast<size_t>(o)], o,
+                                     slots_read(call, *op.kind, o, info_.live));
       else
         found = check_operand(op, call, o, info_.live, CheckLevel::kFull);
       if (!found) continue;
@@ -381,7 +412,8 @@ class Runner {
 
 }  // namespace
 
-PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks, RunState& state) {
+PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks,
+                     RunState& state) {
   return Runner(pass, info, level, hooks, state).run();
 }
 
@@ -406,11 +438,18 @@ std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, Faul
   for (int o = 0; o < op.arguments.size(); ++o) {
     const auto& written = op.written[static_cast<size_t>(o)];
     if (!written || op.kind->operands[static_cast<size_t>(o)].direction != Direction::kIn) continue;
-    if (auto found = find_layout_conflict(call.argument(o), *written, o, slots_read(call, *op.kind, o, info.live))) return found;
+    if (auto found = find_layout_conflict(call.argument(o), *written, o, slots_read(call, *op.kind, o, info.live)))
+      return found;
   }
   if (log.count > 0)
-    return OpViolation{log.first[0].operand, "bounds", {log.first[0].index}, fmt::format("{}", log.first[0].index), 0, log.count,
-                       "out of range in the checked build", false};
+    return OpViolation{log.first[0].operand,
+                       "bounds",
+                       {log.first[0].index},
+                       fmt::format("{}", log.first[0].index),
+                       0,
+                       log.count,
+                       "out of range in the checked build",
+                       false};
   if (auto found = check_outputs(op, call, info.live, CheckLevel::kFull, true)) return found;
 
   // The spec reference on the same inputs, against the scratch outputs.

@@ -23,10 +23,11 @@ struct RunState {
 };
 
 // Runs the ops of a pass. Stops at the end of the first group (layer) with a violation, or at a fault.
-PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks, RunState& state);
+PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks,
+                     RunState& state);
 
-// Conviction: runs one op again on the inputs that lie in the pass, into scratch outputs, and checks it. Nothing when it passes now.
-// `with_injector`: meets the planted fault as the run did.
+// Conviction: runs one op again on the inputs that lie in the pass, into scratch outputs, and checks it. Nothing when
+// it passes now. `with_injector`: meets the planted fault as the run did.
 std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassInfo& info, const EngineHooks& hooks,
                                      uint64_t seed);
 

@@ -1,5 +1,5 @@
-// The checkpoint's tensors, looked up once and laid out as the ops take them. Views into the mapped checkpoint; nothing is copied but
-// a kv_b_proj that is stored quantized (the absorbed form needs its rows a head).
+// The checkpoint's tensors, looked up once and laid out as the ops take them. Views into the mapped checkpoint; nothing
+// is copied but a kv_b_proj that is stored quantized (the absorbed form needs its rows a head).
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct LayerWeights {
   TensorView index_norm_weight, index_norm_bias;
 
   bool is_moe = false;
-  std::vector<LinearWeight> gate_up;         // dense MLP: gate, up
+  std::vector<LinearWeight> gate_up;  // dense MLP: gate, up
   LinearWeight down;
   LinearWeight router;
   TensorView router_bias;

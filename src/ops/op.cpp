@@ -44,7 +44,9 @@ Attributes& Attributes::set(std::string_view key, int64_t value) {
   return put(Entry{std::string(key), false, value, 0});
 }
 
-Attributes& Attributes::set(std::string_view key, double value) { return put(Entry{std::string(key), true, 0, value}); }
+Attributes& Attributes::set(std::string_view key, double value) {
+  return put(Entry{std::string(key), true, 0, value});
+}
 
 const Attributes::Entry* Attributes::find(std::string_view key) const {
   const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.key == key; });

@@ -2,8 +2,8 @@
 //
 //   OpKind    one kind of step ("attention"): its operands, its contract, its model reference. One file in ops/ a kind.
 //   Kernel    one implementation of a kind, registered under a name; a resolved configuration picks one.
-//   Op        one step of a forward pass: a kind, a kernel, tensors, attributes (built by engine/, run by one function).
-//   OpCall    what a kernel, a reference or a check gets to see of an Op: its views and attributes.
+//   Op        one step of a forward pass: a kind, a kernel, tensors, attributes (built by engine/, run by one
+//   function). OpCall    what a kernel, a reference or a check gets to see of an Op: its views and attributes.
 //
 // No kernel knows about checks. Everything that happens to a kernel happens in engine/run_op.
 #pragma once
@@ -58,9 +58,9 @@ struct Region {
   // not set.
   static constexpr int64_t kTopK = 0;
   static constexpr int64_t kTopKUnlessPerToken = -1;
-  int lengths_operand = -1;   // int32 length per row: only columns [0, min(length, width)) are live
-  int slots_operand = -1;     // caches: the live rows are these slots (int32; entries < 0 are skipped)
-  int sum_operand = -1;       // live rows = the sum of this operand's live int32 entries (gathered rows)
+  int lengths_operand = -1;  // int32 length per row: only columns [0, min(length, width)) are live
+  int slots_operand = -1;    // caches: the live rows are these slots (int32; entries < 0 are skipped)
+  int sum_operand = -1;      // live rows = the sum of this operand's live int32 entries (gathered rows)
 };
 
 // For Content::kIndices.
@@ -82,8 +82,8 @@ struct OperandSpec {
   Direction direction = Direction::kIn;
   Content content = Content::kValues;
   Region region;
-  IndexRule index;   // begin/end are filled in per op (Op::index_rules) where they depend on its sizes
-  bool many = false; // a list of tensors (one an expert)
+  IndexRule index;    // begin/end are filled in per op (Op::index_rules) where they depend on its sizes
+  bool many = false;  // a list of tensors (one an expert)
 };
 
 // Small named numbers that define an op (sizes, eps, theta). Plain data, so that a capsule can hold them.
@@ -115,8 +115,8 @@ class Attributes {
   std::vector<Entry> entries_;
 };
 
-// One operand of a call. `views` has one element, or one an expert. `geometry` is set for caches, and says how *this op*
-// reads or writes the bytes (which need not be how they were written: that is the point).
+// One operand of a call. `views` has one element, or one an expert. `geometry` is set for caches, and says how *this
+// op* reads or writes the bytes (which need not be how they were written: that is the point).
 struct Argument {
   std::span<const TensorView> views;
   Format format = Format::kPlain;
@@ -164,15 +164,15 @@ struct Kernel {
   Provenance provenance = Provenance::kOwn;
   std::string follows;  // the backend whose layout and arithmetic it follows, with its source; empty: none
   KernelFn run = nullptr;
-  ReferenceFn spec = nullptr;    // same formats and rounding points, plainly; null: the kind's model reference
-  Tolerance tolerance;           // of run against spec
+  ReferenceFn spec = nullptr;  // same formats and rounding points, plainly; null: the kind's model reference
+  Tolerance tolerance;         // of run against spec
   std::vector<AxisBinding> serves;
   // Attention kernels: what they need of the cache. Empty: any format that the configuration resolves to.
   std::vector<Format> cache_formats;
-  bool sparse = false;           // reads top-k indices
-  std::vector<int> architectures;  // 90, 100, 120 where the followed backend exists; empty: everywhere
+  bool sparse = false;              // reads top-k indices
+  std::vector<int> architectures;   // 90, 100, 120 where the followed backend exists; empty: everywhere
   int64_t shared_memory_bytes = 0;  // of the followed backend at GLM-5's shapes; 0: within every limit or not known
-  std::string source;            // where architectures, formats and shared memory come from
+  std::string source;               // where architectures, formats and shared memory come from
 };
 
 struct OpKind {
@@ -180,7 +180,8 @@ struct OpKind {
   std::vector<OperandSpec> operands;
   // The model's arithmetic: float32, dequantized weights, unquantized cache. Reads and writes any dtype through views.
   ReferenceFn model = nullptr;
-  // Selections (top-k, router, argmax): called under `reference` instead of the closeness check of index operands. Returns
+  // Selections (top-k, router, argmax): called under `reference` instead of the closeness check of index operands.
+  // Returns
   // "" when every chosen score is at least the k-th reference score minus the tolerance, otherwise what is wrong and
   // where: "row 3: …" plus the flat index of the offending entry.
   struct SelectionProblem {
@@ -201,11 +202,11 @@ struct RegisterKind {
 struct RegisterKernel {
   explicit RegisterKernel(Kernel kernel);
 };
-const OpKind& op_kind(std::string_view name);                                    // aborts when unknown
-const Kernel* find_kernel(std::string_view kind, std::string_view name);         // null when unknown
-std::vector<const Kernel*> kernels_of(std::string_view kind);                    // sorted by name
+const OpKind& op_kind(std::string_view name);                             // aborts when unknown
+const Kernel* find_kernel(std::string_view kind, std::string_view name);  // null when unknown
+std::vector<const Kernel*> kernels_of(std::string_view kind);             // sorted by name
 const Kernel* kernel_serving(std::string_view axis, std::string_view value, std::string_view kind);
-std::vector<std::string> values_served(std::string_view axis);                   // sorted, unique
+std::vector<std::string> values_served(std::string_view axis);  // sorted, unique
 
 // Owns what the arguments of an op point into. Moves keep the pointers valid; copies would not, so there are none.
 class ArgumentList {

@@ -14,7 +14,8 @@ class CallFixture {
  public:
   TensorView tensor(Dtype dtype, std::initializer_list<int64_t> shape) {
     TensorView view = make_view(nullptr, dtype, shape);
-    memory_.push_back(std::make_unique<std::vector<std::byte>>(static_cast<size_t>(view.elements()) * dtype_bytes(dtype) + 1));
+    memory_.push_back(
+        std::make_unique<std::vector<std::byte>>(static_cast<size_t>(view.elements()) * dtype_bytes(dtype) + 1));
     view.data = memory_.back()->data();
     return view;
   }
@@ -31,7 +32,9 @@ class CallFixture {
   TensorView cache(const CacheGeometry& geometry) { return tensor(Dtype::kU8, {geometry.total_bytes()}); }
 
   void add(const TensorView& view) { arguments_.add({view}); }
-  void add_cache(const TensorView& view, const CacheGeometry& geometry) { arguments_.add({view}, geometry.format, geometry); }
+  void add_cache(const TensorView& view, const CacheGeometry& geometry) {
+    arguments_.add({view}, geometry.format, geometry);
+  }
   OpCall call() const { return OpCall{arguments_.get(), &attributes_, {}, false}; }
   Attributes& attributes() { return attributes_; }
 

@@ -8,7 +8,9 @@ using namespace faultline;
 
 namespace {
 
-OperandSpec spec_of(Content content) { return OperandSpec{"x", Direction::kOut, content, Region{Rows::kTokens}, {}, false}; }
+OperandSpec spec_of(Content content) {
+  return OperandSpec{"x", Direction::kOut, content, Region{Rows::kTokens}, {}, false};
+}
 
 }  // namespace
 
@@ -86,8 +88,12 @@ TEST_CASE("index rules: range, -1 only in the tail, count, uniqueness, ownership
     REQUIRE(found);
     CHECK(found->detail.find("inside the valid prefix") != std::string::npos);
   }
-  SECTION("an entry in the tail") { CHECK(check({10, 8, 9, 5, 4, 4}, {3, 2})); }
-  SECTION("twice the same") { CHECK(check({10, 8, 8, 5, 4, -1}, {3, 2})); }
+  SECTION("an entry in the tail") {
+    CHECK(check({10, 8, 9, 5, 4, 4}, {3, 2}));
+  }
+  SECTION("twice the same") {
+    CHECK(check({10, 8, 8, 5, 4, -1}, {3, 2}));
+  }
   SECTION("another request's slot") {
     const auto found = check({10, 8, 9, 5, 8, -1}, {3, 2});
     REQUIRE(found);

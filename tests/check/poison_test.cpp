@@ -50,7 +50,8 @@ TEST_CASE("rows past the live ones and columns past a row's length are declared,
   OperandSpec spec = kOut;
   spec.region.lengths_operand = 1;
   poison_output(f.call(), spec, 0, 0);
-  for (const int64_t i : {0, 1, 2, 3, 4, 5}) out.store(i, 1.0f);  // row 0 whole, row 1 up to its length; row 2 is padding
+  for (const int64_t i : {0, 1, 2, 3, 4, 5})
+    out.store(i, 1.0f);  // row 0 whole, row 1 up to its length; row 2 is padding
   CHECK_FALSE(find_unwritten(f.call(), spec, 0, LiveCounts{2, 2}));
   CHECK(find_unwritten(f.call(), spec, 0, LiveCounts{3, 3}));
 }
@@ -64,7 +65,8 @@ TEST_CASE("code bytes are shown unwritten by two runs over two poisons") {
   REQUIRE(needs_two_poisons(spec, f.call().argument(0)));
   const auto run = [&](bool leave_one) {
     for (int i = 0; i < 6; ++i)
-      if (!leave_one || i != 4) codes.as<uint8_t>()[i] = kCodePoison[0];  // a legal code that looks like the first poison
+      if (!leave_one || i != 4)
+        codes.as<uint8_t>()[i] = kCodePoison[0];  // a legal code that looks like the first poison
   };
   const bool leave_one = GENERATE(false, true);
   poison_output(f.call(), spec, 0, 0);
