@@ -5,6 +5,8 @@
 #include <chrono>
 #include <limits>
 
+#include "base/error.h"
+
 namespace faultline::bench {
 
 // Seconds of the fastest of a few calls: on a shared machine the others measure the neighbours.
@@ -21,5 +23,7 @@ double fastest_seconds(const Work& work) {
 }
 
 void products();
+// Error: a worker did not do its task.
+Status workers();
 
 }  // namespace faultline::bench
