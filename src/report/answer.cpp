@@ -84,7 +84,8 @@ Text fails_line(const Findings& findings, const Tally& unplanted, const std::vec
   if (faults != 0) {
     size_t changed = 0;
     for (const ConfigurationResult& row : findings.configurations) {
-      changed += !row.plant.empty() && !unchanged_by_plant(findings, row);
+      const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
+      changed += !row.plant.empty() && ran && !unchanged_by_plant(findings, row);
     }
     text.text(fmt::format("; {} planted on purpose, reported apart, {} in {}",
                           counted(static_cast<size_t>(faults), "fault"), faults == 1 ? "shows" : "show",

@@ -212,6 +212,9 @@ const Violation* violation_of(const Findings& findings, const Localized& localiz
 
 std::string replay_command(const Findings& findings, std::string_view id) {
   const std::string directory = findings.run_directory.empty() ? "RUN" : findings.run_directory;
+  const ConfigurationResult* row = find_configuration(findings, id);
+  if (row != nullptr && row->failures == 0)
+    return fmt::format("faultline replay {} --id {}", shell_word(directory), shell_word(id));
   return "faultline replay " + shell_word(fmt::format("{}/cases/{}.yaml", directory, id));
 }
 

@@ -41,6 +41,7 @@ bool unchanged_by_plant(const Findings& findings, const ConfigurationResult& row
 const Violation* violation_of(const Findings& findings, const Localized& localized);
 const ConfigurationResult* example_of(const Findings& findings, const Localized& localized);
 
+// By the case file of a row that failed, otherwise by its id.
 std::string replay_command(const Findings& findings, std::string_view id);
 
 }  // namespace faultline

@@ -110,4 +110,9 @@ TEST_CASE("a replay command without a run directory says RUN, and odd directorie
   CHECK(replay_command(findings, "c001") == "faultline replay RUN/cases/c001.yaml");
   findings.run_directory = "my runs";
   CHECK(replay_command(findings, "c001") == "faultline replay 'my runs/cases/c001.yaml'");
+  // Rows that did not fail have no case file.
+  ConfigurationResult row;
+  row.id = "c001";
+  findings.configurations.push_back(row);
+  CHECK(replay_command(findings, "c001") == "faultline replay 'my runs' --id c001");
 }
