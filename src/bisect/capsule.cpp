@@ -29,11 +29,14 @@ class CheckpointMap {
   }
   // The tensor that holds all that the view reaches; null: none does (a planted or a dequantized copy).
   const StoredTensor* holding(const TensorView& view) const {
-    auto it = std::upper_bound(tensors_.begin(), tensors_.end(), view.data,
-                               [](const std::byte* data, const StoredTensor* tensor) { return data < tensor->view.data; });
+    auto it =
+        std::upper_bound(tensors_.begin(), tensors_.end(), view.data,
+                         [](const std::byte* data, const StoredTensor* tensor) { return data < tensor->view.data; });
     if (it == tensors_.begin()) return nullptr;
     const StoredTensor* tensor = *--it;
-    const auto end = [](const TensorView& v) { return v.data + static_cast<size_t>(v.extent()) * dtype_bytes(v.dtype); };
+    const auto end = [](const TensorView& v) {
+      return v.data + static_cast<size_t>(v.extent()) * dtype_bytes(v.dtype);
+    };
     return end(view) <= end(tensor->view) ? tensor : nullptr;
   }
 
@@ -41,7 +44,9 @@ class CheckpointMap {
   std::vector<const StoredTensor*> tensors_;
 };
 
-uint64_t view_bytes(const TensorView& view) { return static_cast<uint64_t>(view.elements()) * dtype_bytes(view.dtype); }
+uint64_t view_bytes(const TensorView& view) {
+  return static_cast<uint64_t>(view.elements()) * dtype_bytes(view.dtype);
+}
 
 json shape_json(const TensorView& view) {
   return {{"dtype", dtype_name(view.dtype)},
@@ -49,8 +54,12 @@ json shape_json(const TensorView& view) {
 }
 
 json geometry_json(const CacheGeometry& g) {
-  return {{"format", format_name(g.format)}, {"slots", g.slots}, {"page_size", g.page_size},
-          {"latent", g.latent},              {"rope", g.rope},   {"row_stride_bytes", g.row_stride_bytes}};
+  return {{"format", format_name(g.format)},
+          {"slots", g.slots},
+          {"page_size", g.page_size},
+          {"latent", g.latent},
+          {"rope", g.rope},
+          {"row_stride_bytes", g.row_stride_bytes}};
 }
 
 // Appends the elements of a strided view, one after the other.
@@ -67,7 +76,8 @@ void append_contiguous(const TensorView& view, std::string& out) {
     for (int i = 0; i < view.rank; ++i) offset += at[static_cast<size_t>(i)] * view.stride[static_cast<size_t>(i)];
     out.append(reinterpret_cast<const char*>(view.data + offset * static_cast<int64_t>(size)), size);
     int i = view.rank - 1;
-    while (i >= 0 && ++at[static_cast<size_t>(i)] == view.shape[static_cast<size_t>(i)]) at[static_cast<size_t>(i--)] = 0;
+    while (i >= 0 && ++at[static_cast<size_t>(i)] == view.shape[static_cast<size_t>(i)])
+      at[static_cast<size_t>(i--)] = 0;
     if (i < 0) return;
   }
 }
@@ -202,7 +212,9 @@ std::string capsule_checksum(std::string_view text, std::string_view data) {
   return fmt::format("{:016x}", XXH64(data.data(), data.size(), XXH64(text.data(), text.size(), 0)));
 }
 
-Result<std::string> encode_capsule(const CapsuleSource& source) { return Encoder(source).run(); }
+Result<std::string> encode_capsule(const CapsuleSource& source) {
+  return Encoder(source).run();
+}
 
 Status write_capsule(const std::string& path, const CapsuleSource& source) {
   FAULTLINE_TRY(const std::string bytes, encode_capsule(source));

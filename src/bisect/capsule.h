@@ -3,11 +3,12 @@
 // File: the embedded tensors (every input that is no weight, contiguous; small weights), and a "__metadata__" of texts:
 //   format   "faultline-capsule"
 //   schema   "1"
-//   capsule  JSON: op, kind, kernel, attributes, the pass (phase, step, live counts), operands in the kind's order, the violation,
+//   capsule  JSON: op, kind, kernel, attributes, the pass (phase, step, live counts), operands in the kind's order, the
+//   violation,
 //            model, plant, seed
 //   xxh64    of the JSON text and the data behind the header, against bit rot and careless edits
-// Weights that are not embedded are named, with the part of the tensor that the op sees and a checksum of the whole tensor. A file holds
-// no code; it is somebody else's input and is parsed as such.
+// Weights that are not embedded are named, with the part of the tensor that the op sees and a checksum of the whole
+// tensor. A file holds no code; it is somebody else's input and is parsed as such.
 #pragma once
 
 #include <memory>
@@ -46,8 +47,8 @@ Status write_capsule(const std::string& path, const CapsuleSource& source);
 // A weight that the file names instead of holding.
 struct CapsuleWeight {
   int operand = 0;
-  size_t at = 0;      // in the operand's list
-  TensorView view;    // without data
+  size_t at = 0;    // in the operand's list
+  TensorView view;  // without data
   std::string tensor;
   int64_t offset = 0;  // bytes from the tensor's first
   int64_t bytes = 0;   // of the whole tensor
@@ -72,8 +73,8 @@ Result<Capsule> read_capsule(const std::string& path);
 // The same of bytes in memory, without the checksum.
 Result<Capsule> parse_capsule(std::string_view bytes, std::string_view where);
 
-// Puts the checkpoint's tensors in the place of the named weights; the checkpoint outlives the capsule. Cannot-run when a tensor is
-// missing or has other bytes than were recorded.
+// Puts the checkpoint's tensors in the place of the named weights; the checkpoint outlives the capsule. Cannot-run when
+// a tensor is missing or has other bytes than were recorded.
 Status bind_weights(Capsule& capsule, const Checkpoint& checkpoint);
 
 // Runs the op alone, several times. All weights are bound. Errors: the plant is unknown here.

@@ -1,4 +1,5 @@
-// Reading a capsule: every size is bounded before it is used, and nothing in the file picks code other than a registered kernel.
+// Reading a capsule: every size is bounded before it is used, and nothing in the file picks code other than a
+// registered kernel.
 #define XXH_INLINE_ALL  // the header alone, no library to link
 #include <xxhash.h>
 
@@ -32,7 +33,8 @@ alignas(sizeof(int64_t)) std::byte no_memory[sizeof(int64_t)];
 // Typed members of an object. The first problem is kept; what follows it reads defaults.
 class Fields {
  public:
-  Fields(const json& value, std::string path, std::string& problem) : value_(value), path_(std::move(path)), problem_(problem) {
+  Fields(const json& value, std::string path, std::string& problem)
+      : value_(value), path_(std::move(path)), problem_(problem) {
     if (!value_.is_object()) fail("is not an object");
   }
 
@@ -156,7 +158,8 @@ class Parser {
     if (header_.metadata["format"] != kCapsuleFormat)
       return bad_input("{}: this safetensors file is no capsule; name one of RUN/capsules", where_);
     if (header_.metadata["schema"] != kCapsuleSchema)
-      return cannot_run("{}: a capsule of schema '{}', this program reads {}", where_, header_.metadata["schema"], kCapsuleSchema);
+      return cannot_run("{}: a capsule of schema '{}', this program reads {}", where_, header_.metadata["schema"],
+                        kCapsuleSchema);
     FAULTLINE_TRY(const json root, parse_json(header_.metadata["capsule"], where_));
     const size_t data_bytes = bytes_.size() - header_.data_begin;
     capsule_.data.resize((data_bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t));
@@ -179,7 +182,8 @@ class Parser {
     FAULTLINE_TRY_STATUS(problem());
     op.kernel = find_kernel(kind, kernel);
     if (op.kernel == nullptr)
-      return cannot_run("{}: {} ran on kernel '{}' of kind '{}', which this program does not have", where_, op.name, kernel, kind);
+      return cannot_run("{}: {} ran on kernel '{}' of kind '{}', which this program does not have", where_, op.name,
+                        kernel, kind);
     op.kind = &op_kind(kind);
     read_attributes(fields.object("attributes"));
     read_pass(fields.object("pass"));
@@ -192,8 +196,8 @@ class Parser {
     FAULTLINE_TRY_STATUS(problem());
     FAULTLINE_TRY(capsule_.violation, violation_from_json(fields.member("violation")));
     if (operands.size() != op.kind->operands.size())
-      return bad_input("{}: {} operands, but '{}' has {}; the capsule is damaged or of another version", where_, operands.size(), kind,
-                       op.kind->operands.size());
+      return bad_input("{}: {} operands, but '{}' has {}; the capsule is damaged or of another version", where_,
+                       operands.size(), kind, op.kind->operands.size());
     for (size_t o = 0; o < operands.size(); ++o) {
       read_operand(static_cast<int>(o), Fields(operands[o], fmt::format("operands[{}].", o), problem_));
       FAULTLINE_TRY_STATUS(problem());
@@ -232,7 +236,8 @@ class Parser {
     const Fields inner = fields.object(key);
     CacheGeometry g;
     const std::optional<Format> format = format_from_name(inner.text("format"));
-    if (!format || *format == Format::kPlain || *format == Format::kNvfp4) inner.fail("format", "is no format of a cache");
+    if (!format || *format == Format::kPlain || *format == Format::kNvfp4)
+      inner.fail("format", "is no format of a cache");
     g.format = format.value_or(Format::kKvBf16);
     g.slots = inner.integer("slots", 0, kMaxSlots);
     g.page_size = inner.integer("page_size", 1, kMaxSlots);
@@ -258,7 +263,8 @@ class Parser {
     op.written.push_back(read_geometry(fields, "written"));
     const bool cache = spec.content == Content::kCache;
     if (read.has_value() != cache || op.written.back().has_value() != cache)
-      fields.fail(cache ? "is a cache and must say how it is read and written" : "is no cache, and has a cache's geometry");
+      fields.fail(cache ? "is a cache and must say how it is read and written"
+                        : "is no cache, and has a cache's geometry");
     op.index_rules.push_back(spec.index);
     if (spec.content == Content::kIndices) read_rule(fields, op.index_rules.back());
     std::vector<TensorView> views;
@@ -283,8 +289,8 @@ class Parser {
     if (!fields.flag("owned")) rule.page_table_operand = -1;
   }
 
-  static void check_cache(const Fields& fields, const CacheGeometry& read, const CacheGeometry& written, const TensorView& view,
-                          bool output) {
+  static void check_cache(const Fields& fields, const CacheGeometry& read, const CacheGeometry& written,
+                          const TensorView& view, bool output) {
     const int64_t bytes = view.elements() * static_cast<int64_t>(dtype_bytes(view.dtype));
     if (view.data == nullptr) return fields.fail("is a cache and must be there");
     if (read.slots != written.slots) return fields.fail("is read and written with different numbers of slots");
@@ -306,7 +312,8 @@ class Parser {
     for (int i = view.rank - 1; i >= 0; --i) {
       view.shape[static_cast<size_t>(i)] = shape[static_cast<size_t>(i)];
       view.stride[static_cast<size_t>(i)] = stride;
-      if (shape[static_cast<size_t>(i)] < 0 || __builtin_mul_overflow(stride, std::max<int64_t>(shape[static_cast<size_t>(i)], 1), &stride)) {
+      if (shape[static_cast<size_t>(i)] < 0 ||
+          __builtin_mul_overflow(stride, std::max<int64_t>(shape[static_cast<size_t>(i)], 1), &stride)) {
         fields.fail("shape", "is negative or overflows");
         return view;
       }
@@ -319,7 +326,8 @@ class Parser {
     check_content(spec, view, fields);
     if (spec.direction == Direction::kOut) {
       output_bytes_ += std::min(*bytes, kMaxOutputBytes + 1);
-      if (output_bytes_ > kMaxOutputBytes) fields.fail("shape", fmt::format("makes outputs of more than {} bytes", kMaxOutputBytes));
+      if (output_bytes_ > kMaxOutputBytes)
+        fields.fail("shape", fmt::format("makes outputs of more than {} bytes", kMaxOutputBytes));
       view.data = no_memory;
     } else if (fields.has("weight")) {
       read_weight(o, at, view, fields);
@@ -336,7 +344,8 @@ class Parser {
     const bool wants_bytes = spec.content == Content::kFp4Codes || spec.content == Content::kE4m3Scales;
     if (integers != wants_integers || (wants_bytes && dtype_bytes(view.dtype) != 1))
       fields.fail("dtype", fmt::format("cannot be {} here", dtype_name(view.dtype)));
-    if (spec.content != Content::kWeight && (view.rank < 1 || view.rank == kMaxRank)) fields.fail("shape", "must have 1 to 3 sizes");
+    if (spec.content != Content::kWeight && (view.rank < 1 || view.rank == kMaxRank))
+      fields.fail("shape", "must have 1 to 3 sizes");
   }
 
   std::byte* embedded(const Fields& fields, const TensorView& view) {
@@ -352,7 +361,8 @@ class Parser {
   }
 
   void read_weight(int o, size_t at, TensorView& view, const Fields& fields) {
-    if (capsule_.op.kind->operands[static_cast<size_t>(o)].content != Content::kWeight) fields.fail("weight", "stands where no weight is");
+    if (capsule_.op.kind->operands[static_cast<size_t>(o)].content != Content::kWeight)
+      fields.fail("weight", "stands where no weight is");
     CapsuleWeight weight;
     weight.operand = o;
     weight.at = at;
@@ -388,11 +398,12 @@ class Parser {
         if (operand < 0 || !problem_.empty()) return;
         const Argument& other = op.arguments[operand];
         if (!other.present() || (one_a_row && other.view().elements() < rows))
-          problem_ = fmt::format("operand '{}' needs '{}'{}", spec.name, op.kind->operands[static_cast<size_t>(operand)].name,
-                                 one_a_row ? ", one element a row" : "");
+          problem_ =
+              fmt::format("operand '{}' needs '{}'{}", spec.name, op.kind->operands[static_cast<size_t>(operand)].name,
+                          one_a_row ? ", one element a row" : "");
       };
       needs(spec.region.lengths_operand, true);
-      needs(spec.region.slots_operand, false);
+      if (spec.direction == Direction::kOut) needs(spec.region.slots_operand, false);
       needs(spec.region.sum_operand, false);
       needs(rule.count_lengths_operand, true);
       if (rule.page_table_operand < 0 || !op.arguments[rule.page_table_operand].present()) continue;
@@ -411,14 +422,17 @@ class Parser {
 
 }  // namespace
 
-Result<Capsule> parse_capsule(std::string_view bytes, std::string_view where) { return Parser(bytes, where).run(); }
+Result<Capsule> parse_capsule(std::string_view bytes, std::string_view where) {
+  return Parser(bytes, where).run();
+}
 
 Result<Capsule> read_capsule(const std::string& path) {
   FAULTLINE_TRY(const std::string bytes, read_file(path, kMaxCapsuleBytes));
   FAULTLINE_TRY(Capsule capsule, parse_capsule(bytes, path));
   // Parsed before it is trusted, so that an edited file is refused for what is wrong with it.
-  FAULTLINE_TRY(SafetensorsHeader header,
-                parse_safetensors_header({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, bytes.size(), path));
+  FAULTLINE_TRY(
+      SafetensorsHeader header,
+      parse_safetensors_header({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, bytes.size(), path));
   const std::string_view data = std::string_view(bytes).substr(header.data_begin);
   if (capsule_checksum(header.metadata["capsule"], data) != header.metadata["xxh64"])
     return bad_input("{}: its checksum is another than the one recorded; the capsule is damaged or was edited", path);
@@ -429,12 +443,14 @@ Status bind_weights(Capsule& capsule, const Checkpoint& checkpoint) {
   for (const CapsuleWeight& weight : capsule.weights) {
     const TensorView* tensor = checkpoint.find(weight.tensor);
     if (tensor == nullptr)
-      return cannot_run("{} has no tensor {}; name the checkpoint of the capsule ({}) by --model", checkpoint.spec(), weight.tensor,
-                        capsule.identity);
+      return cannot_run("{} has no tensor {}; name the checkpoint of the capsule ({}) by --model", checkpoint.spec(),
+                        weight.tensor, capsule.identity);
     const auto bytes = static_cast<uint64_t>(tensor->elements()) * dtype_bytes(tensor->dtype);
     if (bytes != static_cast<uint64_t>(weight.bytes) || XXH64(tensor->data, bytes, 0) != weight.checksum)
-      return cannot_run("{}: {} has other bytes than when the capsule was written; name the checkpoint of the capsule ({}) by --model",
-                        checkpoint.spec(), weight.tensor, capsule.identity);
+      return cannot_run(
+          "{}: {} has other bytes than when the capsule was written; name the checkpoint of the capsule ({}) by "
+          "--model",
+          checkpoint.spec(), weight.tensor, capsule.identity);
     const std::span<const TensorView> before = capsule.op.arguments[weight.operand].views;
     std::vector<TensorView> views(before.begin(), before.end());
     views[weight.at] = weight.view;

@@ -98,8 +98,9 @@ nlohmann::json to_json(const ProbePlan& plan) {
 
 nlohmann::json to_json(const RunOptions& options) {
   return {{"op_by_op", options.op_by_op},   {"serialize_all", options.serialize_all}, {"serialize", options.serialize},
-          {"reference", options.reference}, {"eager", options.eager},                 {"no_poison", options.no_poison},
-          {"repair_scales", options.repair_scales}, {"only_probe", options.only_probe}, {"repeat", options.repeat}};
+          {"reference", options.reference}, {"kernel_limit", options.kernel_limit}, {"eager", options.eager},                 {"no_poison", options.no_poison},
+          {"repair_scales", options.repair_scales}, {"only_probe", options.only_probe}, {"repeat", options.repeat},
+          {"capsule", options.capsule}};
 }
 
 }  // namespace
@@ -110,7 +111,9 @@ nlohmann::json to_json(const WorkerTask& task) {
 }
 
 std::string WorkerTask::key() const {
-  const std::string text = to_json(*this).dump();
+  nlohmann::json json = to_json(*this);
+  json["options"].erase("capsule");  // a run directory may move
+  const std::string text = json.dump();
   return fmt::format("{}/{}/{:016x}", id, purpose, XXH64(text.data(), text.size(), 0));
 }
 
@@ -144,11 +147,13 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   run.read("serialize_all", task.options.serialize_all);
   run.read("serialize", task.options.serialize);
   run.read("reference", task.options.reference);
+  run.read("kernel_limit", task.options.kernel_limit);
   run.read("eager", task.options.eager);
   run.read("no_poison", task.options.no_poison);
   run.read("repair_scales", task.options.repair_scales);
   run.read("only_probe", task.options.only_probe);
   run.read("repeat", task.options.repeat);
+  if (run.child("capsule") != nullptr) run.read("capsule", task.options.capsule);
   FAULTLINE_TRY_STATUS(run.status("task options"));
   return task;
 }
@@ -201,7 +206,11 @@ nlohmann::json to_json(const TaskResult& result) {
           {"probes", result.probes},
           {"plant_fired", result.plant_fired},
           {"edges", result.edges},
+          {"launches", result.launches},
+          {"last_kernel_op", result.last_kernel_op},
+          {"last_kernel", result.last_kernel},
           {"replayed", result.replayed},
+          {"capsule", result.capsule},
           {"error", result.error},
           {"bad_input", result.bad_input},
           {"seconds", result.seconds}};
@@ -216,7 +225,11 @@ Result<TaskResult> task_result_from_json(const nlohmann::json& json) {
   read.read("probes", result.probes);
   read.read("plant_fired", result.plant_fired);
   read.read("edges", result.edges);
+  read.read("launches", result.launches);
+  read.read("last_kernel_op", result.last_kernel_op);
+  read.read("last_kernel", result.last_kernel);
   read.read("replayed", result.replayed);
+  if (read.child("capsule") != nullptr) read.read("capsule", result.capsule);  // not in journals of older versions
   read.read("error", result.error);
   read.read("bad_input", result.bad_input);
   read.read("seconds", result.seconds);

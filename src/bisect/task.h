@@ -38,11 +38,13 @@ struct RunOptions {
   // Ops that run on the reference: patterns (signature.h), or kSettingPrefix + attribute for every op whose resolved
   // attribute differs from the model's.
   std::vector<std::string> reference;
+  int64_t kernel_limit = -1;              // ops launched from this number on run on the reference; -1: none
   bool eager = false;                     // cuda_graph off, whatever the row says
   bool no_poison = false;
   bool repair_scales = false;             // unusable scalar scales of the checkpoint are replaced by 1
   int64_t only_probe = -1;                // run this probe alone (after capture); -1: all
   int64_t repeat = 0;                     // which repeat this is; only sets tasks apart
+  std::string capsule;                    // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
 };
 
 struct WorkerTask {
@@ -72,7 +74,11 @@ struct TaskResult {
   int64_t probes = 0;                   // probes run
   int64_t plant_fired = 0;
   std::vector<std::string> edges;       // ops before the violating one in its pass, whose output it reads first
+  int64_t launches = 0;                   // ops launched
+  std::string last_kernel_op;             // with a kernel limit: the last op that ran on its kernel
+  std::string last_kernel;
   std::string replayed;                 // op_by_op: the violating op run again on its recorded inputs: yes, no; empty: not done
+  std::string capsule;                  // what became of the capsule: "yes" (it breaks again), "no", or why there is none; empty: not asked
   std::string error;                    // an Error of the worker's (the task could not be done); verdict is then empty
   bool bad_input = false;
   double seconds = 0;

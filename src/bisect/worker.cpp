@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/clock.h"
+#include "bisect/capsule.h"
 #include "bisect/engine_config.h"
 #include "bisect/plant.h"
 #include "bisect/probes.h"
@@ -106,6 +107,7 @@ class TaskRunner {
     FAULTLINE_TRY_STATUS(prepare());
     FAULTLINE_TRY_STATUS(all_probes());
     if (result_.verdict.empty()) result_.verdict = "pass";
+    result_.launches = engine_->state().launches;
     if (plant_ != nullptr) result_.plant_fired = plant_->fired();
     result_.seconds = monotonic_seconds() - start;
     return std::move(result_);
@@ -144,6 +146,13 @@ class TaskRunner {
     hooks.serialize_all = task_.options.serialize_all;
     hooks.serialize = {task_.options.serialize.begin(), task_.options.serialize.end()};
     hooks.no_poison = task_.options.no_poison;
+    if (task_.options.kernel_limit >= 0)
+      hooks.use_reference = [this](const Op& op, int64_t launch) {
+        if (launch >= task_.options.kernel_limit) return true;
+        result_.last_kernel_op = op.name;
+        result_.last_kernel = op.kernel->name;
+        return false;
+      };
     if (!task_.options.reference.empty())
       hooks.use_reference = [this](const Op& op, int64_t) {
         for (const std::string& pattern : task_.options.reference)
@@ -237,6 +246,7 @@ class TaskRunner {
       result_.message = first.violation.detail;
       result_.edges = edges_before(first.op_index);
       if (task_.options.op_by_op) result_.replayed = replay(first);
+      if (!task_.options.capsule.empty()) result_.capsule = save_capsule(first);
       return true;
     }
     result_.violation = named(to_violation(*outcome.fault), outcome.fault->op_index, probe);
@@ -279,6 +289,26 @@ class TaskRunner {
       if (replay_op(pass, found.op_index, engine_->last_info(), engine_->hooks(), task_.seed + static_cast<uint64_t>(i)))
         ++broken;
     return broken == kReplays ? "yes" : "no";
+  }
+
+  // Writes the op with its inputs, and replays it from the file. "yes", "no", or why it could not be done.
+  std::string save_capsule(const EngineViolation& found) {
+    mark(WorkerPhase::kReplay, found.op);
+    const CapsuleSource source{engine_->last_pass().ops[static_cast<size_t>(found.op_index)],
+                               engine_->last_info(),
+                               *result_.violation,
+                               checkpoint_,
+                               task_.id,
+                               plant_ == nullptr ? "" : fmt::format("{}@{}", plant_->info().name, plant_->where()),
+                               task_.seed};
+    const auto replayed = [&]() -> Result<CapsuleReplay> {
+      FAULTLINE_TRY_STATUS(write_capsule(task_.options.capsule, source));
+      FAULTLINE_TRY(Capsule capsule, read_capsule(task_.options.capsule));
+      FAULTLINE_TRY_STATUS(bind_weights(capsule, checkpoint_));
+      return replay_capsule(capsule, true);
+    }();
+    if (!replayed) return replayed.error().message;
+    return replayed->broken == replayed->runs ? "yes" : "no";
   }
 
   const WorkerTask& task_;

@@ -106,6 +106,19 @@ std::optional<OpViolation> check_outputs(const Op& op, const OpCall& call, const
   return std::nullopt;
 }
 
+// A precondition: the scalar scales that the op multiplies with are usable numbers.
+std::optional<OpViolation> check_scales(const Op& op, const OpCall& call) {
+  for (int o = 0; o < op.arguments.size(); ++o) {
+    const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
+    if (spec.content != Content::kWeight || !call.argument(o).present()) continue;
+    const bool input_scale = spec.name == "input_scale";
+    const bool scale = input_scale || spec.name == "global_scale" || spec.name == "block_scale";
+    if (!scale) continue;
+    if (auto found = find_bad_scalar_scale(call.argument(o), o, input_scale)) return found;
+  }
+  return std::nullopt;
+}
+
 class Runner {
  public:
   Runner(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks, RunState& state)
@@ -203,6 +216,7 @@ class Runner {
     const int64_t launch = state_.launches++;
     if (hooks_.observer != nullptr && !op.shadow) hooks_.observer->on_op(info_, i, op);
     const bool reference = referenced(op, launch);
+    on_reference_[static_cast<size_t>(i)] = reference;
     OpCall call = op.call();
     kernels::AccessLog log;
     call.launch.seed = ++state_.seed;
@@ -316,7 +330,7 @@ class Runner {
       return;
     }
     if (level_ < CheckLevel::kReference) return;
-    const bool reference = referenced(op, INT64_MIN);
+    const bool reference = on_reference_[static_cast<size_t>(i)];
     if (!reference) {
       if (auto found = compare_to_spec(op, info_.live)) {
         report(i, std::move(*found));
@@ -324,19 +338,6 @@ class Runner {
       }
       if (auto found = compare_to_model(op, info_.live)) outcome_.settings.push_back(describe(i, std::move(*found)));
     }
-  }
-
-  // A precondition: the scalar scales that the op multiplies with are usable numbers.
-  static std::optional<OpViolation> check_scales(const Op& op, const OpCall& call) {
-    for (int o = 0; o < op.arguments.size(); ++o) {
-      const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
-      if (spec.content != Content::kWeight || !call.argument(o).present()) continue;
-      const bool input_scale = spec.name == "input_scale";
-      const bool scale = input_scale || spec.name == "global_scale" || spec.name == "block_scale";
-      if (!scale) continue;
-      if (auto found = find_bad_scalar_scale(call.argument(o), o, input_scale)) return found;
-    }
-    return std::nullopt;
   }
 
   void check_canaries(int first_op) {
@@ -407,6 +408,7 @@ class Runner {
   const EngineHooks& hooks_;
   RunState& state_;
   PassOutcome outcome_;
+  std::vector<bool> on_reference_ = std::vector<bool>(pass_.ops.size());  // what each op of this pass ran on
   bool stop_ = false;
 };
 
@@ -423,6 +425,7 @@ std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassI
 }
 
 std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed) {
+  if (auto found = check_scales(op, op.call())) return found;
   const ScratchOutputs scratch(op);
   OpCall call = scratch.call(op.attributes);
   kernels::AccessLog log;
