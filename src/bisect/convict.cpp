@@ -20,7 +20,8 @@ bool is_death(const std::string& verdict) {
 // One suspicion on its way. Each round gives tasks, takes their results, and either ends or goes to the next step.
 class Case {
  public:
-  explicit Case(const Suspicion& suspicion) : suspicion_(suspicion) {
+  Case(const Suspicion& suspicion, const std::string& run_directory)
+      : suspicion_(suspicion), capsule_("capsules/" + suspicion.task.id + ".safetensors"), run_directory_(run_directory) {
     out_.signature = suspicion.signature;
     out_.plant = suspicion.plant;
     out_.configurations = suspicion.configurations;
@@ -37,7 +38,11 @@ class Case {
   std::vector<WorkerTask> tasks() {
     switch (step_) {
       case Step::kOpByOp:
-        return {task("op by op", [&](RunOptions& o) { o.op_by_op = true; })};
+        return {task("op by op", [&](RunOptions& o) {
+          o.op_by_op = true;
+          // A capsule holds a kernel to its own contract; a setting's kernel keeps that.
+          if (!run_directory_.empty() && !setting()) o.capsule = run_directory_ + "/" + capsule_;
+        })};
       case Step::kNecessary:
         return {task("reference in place", [&](RunOptions& o) {
           o.op_by_op = false;
@@ -161,12 +166,22 @@ class Case {
     if (!result.replayed.empty())
       say(result.replayed == "yes" ? "Run alone on those inputs, in scratch memory, it breaks again every time."
                                    : "Run alone on those inputs, in scratch memory, it does not break again.");
+    take_capsule(result.capsule);
     if (op_pattern(found.op) != op_pattern(suspicion_.failure.violation.op) && !suspicion_.failure.violation.op.empty())
       say(fmt::format("The screening run noticed it later, in {}.", suspicion_.failure.violation.op));
     if (found.inputs_clean == "no" && culprit == "kernel")
       return give_up(fmt::format("the first op that breaks its contract was given bad input ({}), and what wrote that was clean",
                                  found.bad_input));
     go(Step::kNecessary);
+  }
+
+  void take_capsule(const std::string& capsule) {
+    if (capsule == "yes")
+      out_.capsule = capsule_;
+    else if (capsule == "no")
+      say(fmt::format("Its capsule, {}, does not reproduce alone.", capsule_));
+    else if (!capsule.empty())
+      say("There is no capsule of it: " + capsule + ".");
   }
 
   // The failing probe alone was clean: whatever it needs, an earlier probe left it.
@@ -289,6 +304,8 @@ class Case {
   void say(std::string sentence) { out_.evidence.push_back(std::move(sentence)); }
 
   const Suspicion& suspicion_;
+  const std::string capsule_;  // within the run directory
+  const std::string run_directory_;
   Step step_ = Step::kOpByOp;
   Localized out_;
   Violation suspect_;
@@ -299,10 +316,10 @@ class Case {
 
 }  // namespace
 
-Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session) {
+Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session, const std::string& run_directory) {
   std::vector<Case> cases;
   cases.reserve(suspicions.size());
-  for (const Suspicion& suspicion : suspicions) cases.emplace_back(suspicion);
+  for (const Suspicion& suspicion : suspicions) cases.emplace_back(suspicion, run_directory);
   while (true) {
     std::vector<WorkerTask> tasks;
     std::vector<std::pair<Case*, size_t>> owners;

@@ -26,7 +26,7 @@ struct Suspicion {
 };
 
 // Searches all suspicions side by side. One Localized each, in order; `culprit` is empty where nothing was proven. A run that is
-// interrupted or out of time leaves the rest unproven, and says so.
-Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session);
+// interrupted or out of time leaves the rest unproven, and says so. Capsules go to capsules/ in `run_directory` (empty: none is written).
+Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session, const std::string& run_directory);
 
 }  // namespace faultline

@@ -113,7 +113,7 @@ Status screen_unplanted(Run& run, Session& session) {
   return {};
 }
 
-Status execute(Run& run, Session& session) {
+Status execute(Run& run, Session& session, const RunDirectory& directory) {
   const PreparedExperiment& p = run.prepared;
   FAULTLINE_TRY_STATUS(screen_unplanted(run, session));
   std::vector<GridRow> screened;
@@ -126,7 +126,7 @@ Status execute(Run& run, Session& session) {
   SearchOptions options;
   options.checks = p.experiment.checks;
   run.search = search(search_rows(run.rows), options);
-  FAULTLINE_TRY(run.localized, convict(suspicions_of(run.rows), session));
+  FAULTLINE_TRY(run.localized, convict(suspicions_of(run.rows), session, directory.path()));
   return {};
 }
 
@@ -245,7 +245,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
     FAULTLINE_TRY_STATUS(directory->write_run_json(record));
   }
   Session session(&checkpoint, session_options(options, experiment), &*journal, std::move(known));
-  FAULTLINE_TRY_STATUS(execute(run, session));
+  FAULTLINE_TRY_STATUS(execute(run, session, *directory));
   return finish(run, *directory, &checkpoint, options.arguments, session);
 }
 
@@ -259,7 +259,7 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
   FAULTLINE_TRY(const JournalContents contents, load_journal(directory.journal_path()));
   FAULTLINE_TRY(auto known, results_in(contents.entries));
   Session session(nullptr, session_options(options, run.prepared.experiment), nullptr, std::move(known));
-  FAULTLINE_TRY_STATUS(execute(run, session));
+  FAULTLINE_TRY_STATUS(execute(run, session, directory));
   return finish(run, directory, nullptr, contents.header.arguments, session);
 }
 
