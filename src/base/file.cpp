@@ -120,7 +120,24 @@ Result<std::string> read_file(const std::string& path, uint64_t max_bytes) {
   return content;
 }
 
+namespace {
+
+// A device or a pipe (/dev/stdout) is written to, not replaced.
+bool is_special(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+Status write_special(const std::string& path, std::string_view content) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd.valid()) return system_failure("write", path, errno);
+  return write_all(fd.get(), content.data(), content.size(), path);
+}
+
+}  // namespace
+
 Status write_file(const std::string& path, std::string_view content) {
+  if (is_special(path)) return write_special(path, content);
   const std::string temporary = temporary_name(path);
   ::unlink(temporary.c_str());  // of an earlier process with this id
   Status status = [&]() -> Status {

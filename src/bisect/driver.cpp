@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -44,17 +45,20 @@ Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
                            .transform([](const Experiment&) {}));
   if (experiment.model.empty())
     return bad_input("no model: name one by --model DIR (or --model synth:tiny), or by 'model:' in the experiment");
-  for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(check_plant(plant));
+  for (auto plant = experiment.plant.begin(); plant != experiment.plant.end(); ++plant) {
+    FAULTLINE_TRY_STATUS(check_plant(*plant));
+    if (std::find(experiment.plant.begin(), plant, *plant) != plant) return bad_input("plant '{}' is given twice", *plant);
+  }
   return {};
 }
 
-std::map<std::string, std::string> environment_of(const Experiment& experiment, const Checkpoint* checkpoint,
+std::map<std::string, std::string> environment_of(const Experiment& experiment, const Checkpoint& checkpoint,
                                                   const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> environment;
   environment["faultline"] = FAULTLINE_VERSION;
   environment["device"] = "cpu";
   environment["model"] = experiment.model;
-  if (checkpoint != nullptr) environment["checkpoint"] = checkpoint->identity();
+  environment["checkpoint"] = checkpoint.identity();
   environment["profile"] = experiment.profile;
   environment["arch"] = experiment.arch;
   environment["checks"] = experiment.checks;
@@ -130,12 +134,19 @@ Status execute(Run& run, Session& session, const RunDirectory& directory) {
   return {};
 }
 
+// An id as the name of an experiment, which names a folder.
+std::string case_name(std::string id) {
+  for (char& c : id)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_' && c != '.') c = '_';
+  return id;
+}
+
 Status write_cases(const Run& run, const RunDirectory& directory) {
   FAULTLINE_TRY(const std::string folder, directory.subfolder("cases"));
   for (const ScreenRow& row : run.rows) {
     if (row.outcome.failures == 0) continue;
     Experiment one = run.prepared.experiment;
-    one.name = row.id;
+    one.name = case_name(row.id);
     one.axes.clear();
     one.exclude.clear();
     one.strategy = "full";
@@ -147,13 +158,15 @@ Status write_cases(const Run& run, const RunDirectory& directory) {
   return {};
 }
 
-Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Checkpoint* checkpoint,
-                             const std::vector<std::string>& arguments, const Session& session) {
+// The environment is that of the run's first start, which a resumed run and a report written again share.
+Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Session& session) {
   BisectOutcome outcome;
   outcome.directory = directory.path();
   outcome.findings = findings_of_run(run.prepared, run.rows, run.localized, run.search);
   outcome.findings.run_directory = directory.path();
-  outcome.findings.environment = environment_of(run.prepared.experiment, checkpoint, arguments);
+  FAULTLINE_TRY(const nlohmann::json record, directory.read_run_json());
+  for (const auto& [key, value] : record.items())
+    if (value.is_string()) outcome.findings.environment[key] = value.get<std::string>();
   outcome.findings.environment["worker runs"] = std::to_string(session.worker_runs());
   outcome.exit_code = session.interrupted() ? ExitCode::kInterrupted : exit_code_of(outcome.findings);
   outcome.findings.exit_code = static_cast<int>(outcome.exit_code);
@@ -240,13 +253,14 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
     header.model = checkpoint.identity();
     header.arguments = options.arguments;
     header.started = utc_timestamp();
-    FAULTLINE_TRY(journal, Journal::create(directory->journal_path(), header));
-    nlohmann::json record = environment_of(experiment, &checkpoint, options.arguments);
+    // Before the journal: a run that has one has all that a resumed run needs.
+    const nlohmann::json record = environment_of(experiment, checkpoint, options.arguments);
     FAULTLINE_TRY_STATUS(directory->write_run_json(record));
+    FAULTLINE_TRY(journal, Journal::create(directory->journal_path(), header));
   }
   Session session(&checkpoint, session_options(options, experiment), &*journal, std::move(known));
   FAULTLINE_TRY_STATUS(execute(run, session, *directory));
-  return finish(run, *directory, &checkpoint, options.arguments, session);
+  return finish(run, *directory, session);
 }
 
 Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
@@ -260,7 +274,7 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
   FAULTLINE_TRY(auto known, results_in(contents.entries));
   Session session(nullptr, session_options(options, run.prepared.experiment), nullptr, std::move(known));
   FAULTLINE_TRY_STATUS(execute(run, session, directory));
-  return finish(run, directory, nullptr, contents.header.arguments, session);
+  return finish(run, directory, session);
 }
 
 Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string& id) {

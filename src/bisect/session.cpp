@@ -108,7 +108,6 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& task
       return {};
     };
     callbacks.on_done = [&](const Task& task, const Death& death) -> Status {
-      ++worker_runs_;
       const auto result = arrived.find(task.id);
       if (death.ended_well() && result != arrived.end()) return take(task.id, std::move(result->second));
       return take(task.id, result_of_death(death));

@@ -41,7 +41,8 @@ class Session {
 
   bool interrupted() const { return interrupted_; }
   bool out_of_time() const { return out_of_time_; }
-  int64_t worker_runs() const { return worker_runs_; }
+  // Results there are, of earlier runs too.
+  int64_t worker_runs() const { return static_cast<int64_t>(known_.size()); }
 
  private:
   Status take(const std::string& key, TaskResult result);
@@ -55,7 +56,6 @@ class Session {
   int done_ = 0;
   int total_ = 0;
   int failing_ = 0;
-  int64_t worker_runs_ = 0;
   bool interrupted_ = false;
   bool out_of_time_ = false;
 };

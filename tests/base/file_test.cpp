@@ -174,3 +174,14 @@ TEST_CASE("an existing file is not written piece by piece") {
   REQUIRE(writer->close());
   CHECK(read_file(folder / "b").value() == "onetwo");
 }
+
+TEST_CASE("a device is written to, never replaced by a file") {
+  // Links, so that a failure of this test costs no device.
+  const TempFolder folder;
+  fs::create_symlink("/dev/null", folder / "null");
+  CHECK(write_file(folder / "null", "x"));
+  CHECK(fs::is_symlink(folder / "null"));
+  fs::create_symlink("/dev/full", folder / "full");
+  CHECK_FALSE(write_file(folder / "full", "x"));
+  CHECK(fs::is_symlink(folder / "full"));
+}
