@@ -15,15 +15,15 @@ struct Planted {
   const char* op;
 };
 
-// Culprits and verdicts: docs/planted-faults.md. Ops: those of synth:tiny, whose first MoE layer is layer 1.
+// Culprits and verdicts: docs/planted-faults.md. Ops: those of synth:tiny, whose MLP is dense in layer 0 and MoE from layer 1.
 constexpr Planted kPlanted[] = {
-    {"late_tile", "nonfinite", "ordering", "layers.1.mlp.experts.gate_up_proj"},
+    {"late_tile", "nonfinite", "ordering", "layers.0.mlp.gate_up_proj"},
     {"pow2_scales", "nonfinite", "kernel", "layers.0.self_attn.attention"},
     {"zero_kv_block", "nonfinite", "kernel", "layers.0.self_attn.kv_write"},
     {"page_past_pool", "bounds", "metadata", "batch.prepare"},
     {"foreign_page", "bounds", "metadata", "batch.prepare"},
     {"topk_minus_one", "bounds", "kernel", "layers.0.self_attn.indexer.topk"},
-    {"zero_input_scale", "nonfinite", "weights", "layers.1.mlp.experts.gate_up_proj"},
+    {"zero_input_scale", "nonfinite", "weights", "layers.0.mlp.gate_up_proj.quantize"},
     {"router_zero_over_zero", "nonfinite", "kernel", "layers.1.mlp.router"},
     {"crash", "crash", "kernel", "layers.0.self_attn.attention"},
     {"abort", "abort", "kernel", "layers.0.self_attn.attention"},
@@ -74,7 +74,7 @@ TEST_CASE("a fault that its configuration has no place for stays clean, and the 
   const json& row = run.row({}, "zero_kv_block");
   INFO(row.dump());
   CHECK(row.at("verdict") == "pass");
-  CHECK(row.at("notes").dump().find("never fired") != std::string::npos);
+  CHECK(row.at("notes").dump().find("never triggered") != std::string::npos);
 }
 
 }  // namespace faultline
