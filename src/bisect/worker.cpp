@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "bisect/capsule.h"
+#include "bisect/capsule_run.h"
 #include "bisect/engine_config.h"
 #include "bisect/plant.h"
 #include "bisect/probes.h"
@@ -321,20 +322,33 @@ class TaskRunner {
   TaskResult result_;
 };
 
-Status worker_body(WorkerChannel& channel) {
-  const nlohmann::json& payload = channel.task();
-  const auto task_json = payload.find("task");
+Result<Checkpoint> attach_checkpoint(const nlohmann::json& payload) {
   const auto manifest = payload.find("manifest");
   const auto descriptors = payload.find("descriptors");
-  if (task_json == payload.end() || manifest == payload.end() || !manifest->is_string() || descriptors == payload.end() ||
-      !descriptors->is_number_integer())
-    return internal_error("the worker was given no task");
-  FAULTLINE_TRY(const WorkerTask task, task_from_json(*task_json));
+  if (manifest == payload.end() || !manifest->is_string() || descriptors == payload.end() || !descriptors->is_number_integer())
+    return internal_error("the worker was given no checkpoint");
   std::vector<int> fds;
   const int64_t count = *descriptors->get_ptr<const int64_t*>();
   for (int64_t i = 0; i < count; ++i) fds.push_back(kFirstTaskFd + static_cast<int>(i));
-  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::attach(manifest->get_ref<const std::string&>(), fds));
-  FAULTLINE_TRY(const TaskResult result, run_task(task, checkpoint, &channel.progress()));
+  return Checkpoint::attach(manifest->get_ref<const std::string&>(), fds);
+}
+
+Result<TaskResult> work_of(const nlohmann::json& payload, ProgressWriter& progress) {
+  if (const auto capsule = payload.find("capsule"); capsule != payload.end()) {
+    progress.phase(WorkerPhase::kReplay);
+    if (payload.find("manifest") == payload.end()) return run_capsule_task(*capsule, nullptr);
+    FAULTLINE_TRY(const Checkpoint checkpoint, attach_checkpoint(payload));
+    return run_capsule_task(*capsule, &checkpoint);
+  }
+  const auto task_json = payload.find("task");
+  if (task_json == payload.end()) return internal_error("the worker was given no task");
+  FAULTLINE_TRY(const WorkerTask task, task_from_json(*task_json));
+  FAULTLINE_TRY(const Checkpoint checkpoint, attach_checkpoint(payload));
+  return run_task(task, checkpoint, &progress);
+}
+
+Status worker_body(WorkerChannel& channel) {
+  FAULTLINE_TRY(const TaskResult result, work_of(channel.task(), channel.progress()));
   channel.progress().phase(WorkerPhase::kFinish);
   return channel.send({{"event", "result"}, {"result", to_json(result)}});
 }
