@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -41,13 +42,15 @@ Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
   if (options.timeout) experiment.timeout = options.timeout;
   if (options.memory_limit) experiment.memory_limit = options.memory_limit;
   // The file's own values were validated with their line; these come from flags.
-  FAULTLINE_TRY_STATUS(parse_experiment(write_experiment(experiment), "command line", plant_names())
-                           .transform([](const Experiment&) {}));
+  FAULTLINE_TRY_STATUS(
+      parse_experiment(write_experiment(experiment), "command line", plant_names()).transform([](const Experiment&) {
+      }));
   if (experiment.model.empty())
     return bad_input("no model: name one by --model DIR (or --model synth:tiny), or by 'model:' in the experiment");
   for (auto plant = experiment.plant.begin(); plant != experiment.plant.end(); ++plant) {
     FAULTLINE_TRY_STATUS(check_plant(*plant));
-    if (std::find(experiment.plant.begin(), plant, *plant) != plant) return bad_input("plant '{}' is given twice", *plant);
+    if (std::find(experiment.plant.begin(), plant, *plant) != plant)
+      return bad_input("plant '{}' is given twice", *plant);
   }
   return {};
 }
@@ -72,7 +75,9 @@ std::map<std::string, std::string> environment_of(const Experiment& experiment, 
   return environment;
 }
 
-std::string hash_text(const std::string& text) { return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0)); }
+std::string hash_text(const std::string& text) {
+  return fmt::format("{:016x}", XXH64(text.data(), text.size(), 0));
+}
 
 // What screening found, and what the search and the conviction make of it.
 struct Run {
@@ -123,7 +128,8 @@ Status execute(Run& run, Session& session, const RunDirectory& directory) {
   std::vector<GridRow> screened;
   for (const ScreenRow& row : run.rows) screened.push_back(row.grid);
   for (const std::string& plant : p.experiment.plant) {
-    FAULTLINE_TRY(std::vector<ScreenRow> rows, screen_rows(p.experiment, screened, *p.profile, p.target, p.shape, plant));
+    FAULTLINE_TRY(std::vector<ScreenRow> rows,
+                  screen_rows(p.experiment, screened, *p.profile, p.target, p.shape, plant));
     FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "planted " + plant));
     std::move(rows.begin(), rows.end(), std::back_inserter(run.rows));
   }
@@ -181,10 +187,12 @@ Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& o
   FAULTLINE_TRY(const ModelConfig config, model_config(experiment.model));
   fill_probe_defaults(experiment.probes, kPageSize, config.index_topk, config.max_position_embeddings);
   if (experiment.probes.longest_context() > config.max_position_embeddings)
-    return bad_input("the probes reach {} tokens, the model's max_position_embeddings is {}: shorten prefill.lengths or "
-                     "decode.contexts",
-                     experiment.probes.longest_context(), config.max_position_embeddings);
-  for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(make_plant(plant, config).transform([](const auto&) {}));
+    return bad_input(
+        "the probes reach {} tokens, the model's max_position_embeddings is {}: shorten prefill.lengths or "
+        "decode.contexts",
+        experiment.probes.longest_context(), config.max_position_embeddings);
+  for (const std::string& plant : experiment.plant)
+    FAULTLINE_TRY_STATUS(make_plant(plant, config).transform([](const auto&) {}));
   prepared.profile = find_profile(experiment.profile);
   FAULTLINE_TRY(prepared.target, find_target(experiment.arch));
   prepared.shape = shape_info(&config, experiment);
@@ -216,6 +224,13 @@ Result<ModelConfig> model_config(const std::string& spec) {
 
 Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
   FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
+  std::string& tokens = experiment.probes.tokens;
+  if (tokens != "random" && tokens != "repeat") {
+    // A file beside the experiment, else from where we are; absolute from here on, so that a case replays from anywhere.
+    const std::filesystem::path beside = std::filesystem::path(options.experiment).parent_path() / tokens;
+    std::error_code error;
+    tokens = std::filesystem::absolute(std::filesystem::exists(beside, error) ? beside : tokens, error).string();
+  }
   return prepare(std::move(experiment), options);
 }
 
@@ -239,9 +254,11 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
     JournalContents contents;
     FAULTLINE_TRY(journal, Journal::resume(directory->journal_path(), contents));
     if (contents.header.experiment_hash != hash_text(canonical))
-      return bad_input("{}: the experiment there is another one than these flags make of it; resume without them", options.resume);
+      return bad_input("{}: the experiment there is another one than these flags make of it; resume without them",
+                       options.resume);
     if (contents.header.model != checkpoint.identity())
-      return bad_input("{}: the checkpoint {} has changed since this run began; start a new run", options.resume, experiment.model);
+      return bad_input("{}: the checkpoint {} has changed since this run began; start a new run", options.resume,
+                       experiment.model);
     for (const std::string& warning : contents.warnings) fmt::print(stderr, "faultline: {}\n", warning);
     FAULTLINE_TRY(known, results_in(contents.entries));
   } else {
@@ -284,7 +301,8 @@ Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string
   std::vector<std::string> plants = p.experiment.plant;
   if (plants.empty() || !id.empty()) plants.insert(plants.begin(), "");
   for (const std::string& plant : plants) {
-    FAULTLINE_TRY(std::vector<ScreenRow> pass, screen_rows(p.experiment, grid.rows, *p.profile, p.target, p.shape, plant));
+    FAULTLINE_TRY(std::vector<ScreenRow> pass,
+                  screen_rows(p.experiment, grid.rows, *p.profile, p.target, p.shape, plant));
     for (ScreenRow& row : pass)
       if (id.empty() || row.id == id) rows.push_back(std::move(row));
   }
@@ -297,6 +315,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string
     Session session(&none, session_options(options, p.experiment), nullptr, {});
     FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
     outcome.result = rows.front().outcome;
+    if (id.empty()) outcome.result.id = p.experiment.name;  // a case file is named after its row
     outcome.exit_code = ExitCode::kCannotRunHere;
     return outcome;
   }
@@ -304,6 +323,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string
   Session session(&checkpoint, session_options(options, p.experiment), nullptr, {});
   FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
   outcome.result = rows.front().outcome;
+  if (id.empty()) outcome.result.id = p.experiment.name;  // a case file is named after its row
   if (session.interrupted())
     outcome.exit_code = ExitCode::kInterrupted;
   else if (outcome.result.verdict == "skipped")
