@@ -1,9 +1,12 @@
-// From a signature to a culprit, or to the honest answer that none was proven (DESIGN, "From failure to cause", 3 to 7).
+// From a signature to a culprit, or to the honest answer that none was proven (DESIGN, "From failure to cause", 3 to
+// 7).
 //
-//   1. The failing probe runs again op by op: eager, serialized, checked build, every op against its spec reference. The first op
+//   1. The failing probe runs again op by op: eager, serialized, checked build, every op against its spec reference.
+//   The first op
 //      that breaks its contract on sound inputs is the suspect; it is run again on those inputs (reproduces).
 //   2. With a reference in the suspect's place the whole case runs again: is the signature gone (necessary)?
-//   3. Where step 1 comes out clean, the fault depends on timing, graph or state: one thing is relaxed at a time, down to one edge
+//   3. Where step 1 comes out clean, the fault depends on timing, graph or state: one thing is relaxed at a time, down
+//   to one edge
 //      between two ops (ordering).
 // A culprit is named only when the failure reproduces and the suspect is necessary.
 #pragma once
@@ -21,12 +24,14 @@ struct Suspicion {
   std::string signature;
   std::string plant;
   std::vector<std::string> configurations;
-  Failure failure;   // of the representative
-  WorkerTask task;   // the representative's screening task
+  Failure failure;  // of the representative
+  WorkerTask task;  // the representative's screening task
 };
 
-// Searches all suspicions side by side. One Localized each, in order; `culprit` is empty where nothing was proven. A run that is
-// interrupted or out of time leaves the rest unproven, and says so. Capsules go to capsules/ in `run_directory` (empty: none is written).
-Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session, const std::string& run_directory);
+// Searches all suspicions side by side. One Localized each, in order; `culprit` is empty where nothing was proven. A
+// run that is interrupted or out of time leaves the rest unproven, and says so. Capsules go to capsules/ in
+// `run_directory` (empty: none is written).
+Result<std::vector<Localized>> convict(const std::vector<Suspicion>& suspicions, Session& session,
+                                       const std::string& run_directory);
 
 }  // namespace faultline

@@ -52,7 +52,7 @@ std::optional<int64_t> Blow::row_of(int operand) const {
 }
 
 KernelResult OpFault::run(const PassInfo& info, const Op& op, const OpCall& call, bool) {
-  if (!site_.selector.matches(info, op)) return op.kernel->run(call);
+  if (!site_.selector.matches(info, op, call.checked)) return op.kernel->run(call);
   Blow blow{info, op, call, site_.selector.row};
   KernelResult result = strike_(blow);
   if (blow.struck) ++fired_;

@@ -52,7 +52,7 @@ class SelectorParser {
     if (!seen_.insert(key).second) return bad_input("{}: '{}' is given twice", where_, key);
     const bool counts = key == "step" || key == "batch" || key == "tokens";
     if (at_least && !counts) return bad_input("{}: '{}' takes '=', not '>='", where_, key);
-    if (key == "graph" || key == "warmup") return flag(key, bare, value);
+    if (key == "graph" || key == "warmup" || key == "checked") return flag(key, bare, value);
     if (value.empty()) return bad_input("{}: '{}' has no value", where_, key);
     if (key == "op") return glob(value);
     if (key == "phase") return phase(value);
@@ -69,7 +69,8 @@ class SelectorParser {
   Status flag(const std::string& key, bool bare, std::string_view value) {
     if (!bare && value != "on" && value != "off")
       return bad_input("{}: '{}' is 'on' or 'off', not '{}'", where_, key, quotable(value));
-    (key == "graph" ? selector_.graph : selector_.warmup) = value != "off";
+    auto& flag = key == "graph" ? selector_.graph : key == "warmup" ? selector_.warmup : selector_.checked;
+    flag = value != "off";
     return {};
   }
 
@@ -104,12 +105,12 @@ class SelectorParser {
 
 }  // namespace
 
-bool PlantSelector::matches(const PassInfo& info, const Op& op_) const {
+bool PlantSelector::matches(const PassInfo& info, const Op& op_, bool checked_build) const {
   if (op && !glob_matches(*op, op_.name)) return false;
   if (layer && *layer != op_.layer) return false;
   if (phase && *phase != info.phase) return false;
   return holds(step, info.step) && holds(batch, info.live.requests) && holds(tokens, info.live.tokens) &&
-         holds(graph, info.graph) && holds(warmup, info.warmup);
+         holds(graph, info.graph) && holds(warmup, info.warmup) && holds(checked, checked_build);
 }
 
 std::string PlantSelector::text() const {
@@ -123,11 +124,12 @@ std::string PlantSelector::text() const {
   if (tokens) items.push_back(range_text("tokens", *tokens));
   if (graph) items.push_back(fmt::format("graph={}", *graph ? "on" : "off"));
   if (warmup) items.push_back(fmt::format("warmup={}", *warmup ? "on" : "off"));
+  if (checked) items.push_back(fmt::format("checked={}", *checked ? "on" : "off"));
   return fmt::format("{}", fmt::join(items, ","));
 }
 
 std::vector<std::string> plant_selector_keys() {
-  return {"op", "layer", "row", "phase", "step", "batch", "tokens", "graph", "warmup"};
+  return {"op", "layer", "row", "phase", "step", "batch", "tokens", "graph", "warmup", "checked"};
 }
 
 Result<PlantSelector> parse_plant_selector(std::string_view text, std::string_view where,

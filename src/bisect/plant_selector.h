@@ -6,7 +6,8 @@
 //             | "phase=" ("prefill" | "decode")
 //             | ("step" | "batch" | "tokens") ("=" | ">=") N
 //                                                  passes of the phase so far; requests, token rows of the pass
-//             | ("graph" | "warmup") ["=" ("on" | "off")]
+//             | ("graph" | "warmup" | "checked") ["=" ("on" | "off")]
+//                                                  replay of recorded ops; the warm-up; the checked build of a kernel
 //
 // N is a decimal number from 0. Each key at most once. All items must hold.
 #pragma once
@@ -35,10 +36,10 @@ struct PlantSelector {
   std::optional<int64_t> row;
   std::optional<PassPhase> phase;
   std::optional<CountRange> step, batch, tokens;
-  std::optional<bool> graph, warmup;
+  std::optional<bool> graph, warmup, checked;
 
   // Everything but `row`, which the fault itself knows what to do with.
-  bool matches(const PassInfo& info, const Op& op_) const;
+  bool matches(const PassInfo& info, const Op& op_, bool checked_build) const;
   // "op=layers.0.*,phase=decode"; "" when nothing is set.
   std::string text() const;
 };

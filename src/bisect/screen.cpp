@@ -70,6 +70,16 @@ Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& res
   return plan;
 }
 
+std::string plant_label(const std::vector<std::string>& plants, const std::string& plant) {
+  const std::string name = split_plant(plant).first;
+  int64_t before = 0;
+  for (const std::string& other : plants) {
+    if (other == plant) break;
+    if (split_plant(other).first == name) ++before;
+  }
+  return before == 0 ? name : fmt::format("{}.{}", name, before + 1);
+}
+
 Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows,
                                            const Profile& profile, const Target& target, const ShapeInfo& shape,
                                            const std::string& plant) {
@@ -78,7 +88,7 @@ Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const s
     ScreenRow row;
     row.grid = grid;
     row.plant = plant;
-    row.id = plant.empty() ? grid.id : grid.id + "+" + split_plant(plant).first;
+    row.id = plant.empty() ? grid.id : grid.id + "+" + plant_label(experiment.plant, plant);
     row.resolved = resolve(grid.axes, profile, target, shape);
     if (can_run(row.resolved, experiment.run_unsupported)) {
       FAULTLINE_TRY(const ProbePlan plan, probe_plan(experiment, row.resolved.resolved));

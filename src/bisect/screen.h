@@ -27,7 +27,11 @@ struct ScreenRow {
 // The probe plan of a row: the experiment's, with the row's own batch and chunk.
 Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& resolved);
 
-// Rows of the grid for one plant ("" for none), resolved, with their tasks.
+// What stands for a plant in row ids: its name, with a number where the experiment has planted that name before with
+// another selector ("late_tile", "late_tile.2").
+std::string plant_label(const std::vector<std::string>& plants, const std::string& plant);
+
+// Rows of the grid for one plant ("" for none), resolved, with their tasks. `label` as plant_label gives it.
 Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const std::vector<GridRow>& rows,
                                            const Profile& profile, const Target& target, const ShapeInfo& shape,
                                            const std::string& plant);

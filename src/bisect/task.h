@@ -1,5 +1,5 @@
-// What the driver asks of a worker, and what it makes of the worker's answer: plain data with a JSON form, so that the journal can hold
-// both and a resumed run can tell that a task was done already.
+// What the driver asks of a worker, and what it makes of the worker's answer: plain data with a JSON form, so that the
+// journal can hold both and a resumed run can tell that a task was done already.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ struct ProbePlan {
   std::vector<int32_t> ids;       // tokens: file — its ids, repeated as needed
   double temperature = 1.0;
   double top_p = 0.95;
-  bool server_sequence = true;    // capture, greedy warm-up, then the probes
+  bool server_sequence = true;  // capture, greedy warm-up, then the probes
   std::vector<int64_t> prefill_lengths;
   int64_t chunk = 0;
   std::vector<int64_t> contexts;
@@ -34,17 +34,17 @@ inline constexpr std::string_view kSettingPrefix = "setting:";
 struct RunOptions {
   bool op_by_op = false;
   bool serialize_all = false;
-  std::vector<std::string> serialize;     // op names
+  std::vector<std::string> serialize;  // op names
   // Ops that run on the reference: patterns (signature.h), or kSettingPrefix + attribute for every op whose resolved
   // attribute differs from the model's.
   std::vector<std::string> reference;
-  int64_t kernel_limit = -1;              // ops launched from this number on run on the reference; -1: none
-  bool eager = false;                     // cuda_graph off, whatever the row says
+  int64_t kernel_limit = -1;  // ops launched from this number on run on the reference; -1: none
+  bool eager = false;         // cuda_graph off, whatever the row says
   bool no_poison = false;
-  bool repair_scales = false;             // unusable scalar scales of the checkpoint are replaced by 1
-  int64_t only_probe = -1;                // run this probe alone (after capture); -1: all
-  int64_t repeat = 0;                     // which repeat this is; only sets tasks apart
-  std::string capsule;                    // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
+  bool repair_scales = false;  // unusable scalar scales of the checkpoint are replaced by 1
+  int64_t only_probe = -1;     // run this probe alone (after capture); -1: all
+  int64_t repeat = 0;          // which repeat this is; only sets tasks apart
+  std::string capsule;  // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
 };
 
 struct WorkerTask {
@@ -66,20 +66,21 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json);
 
 // What a worker's run came to.
 struct TaskResult {
-  std::string verdict;  // a verdict of DESIGN; "pass"
-  std::string message;  // why, for deaths and faults
-  std::optional<Violation> violation;   // the first broken contract (of a death: where it was)
-  std::vector<Violation> settings;      // gaps to the model that the row explains
-  int64_t probe = -1;                   // index of the probe that failed
-  int64_t probes = 0;                   // probes run
+  std::string verdict;                 // a verdict of DESIGN; "pass"
+  std::string message;                 // why, for deaths and faults
+  std::optional<Violation> violation;  // the first broken contract (of a death: where it was)
+  std::vector<Violation> settings;     // gaps to the model that the row explains
+  int64_t probe = -1;                  // index of the probe that failed
+  int64_t probes = 0;                  // probes run
   int64_t plant_fired = 0;
-  std::vector<std::string> edges;       // ops before the violating one in its pass, whose output it reads first
-  int64_t launches = 0;                   // ops launched
-  std::string last_kernel_op;             // with a kernel limit: the last op that ran on its kernel
+  std::vector<std::string> edges;  // ops before the violating one in its pass, whose output it reads first
+  int64_t launches = 0;            // ops launched
+  std::string last_kernel_op;      // with a kernel limit: the last op that ran on its kernel
   std::string last_kernel;
-  std::string replayed;                 // op_by_op: the violating op run again on its recorded inputs: yes, no; empty: not done
-  std::string capsule;                  // what became of the capsule: "yes" (it breaks again), "no", or why there is none; empty: not asked
-  std::string error;                    // an Error of the worker's (the task could not be done); verdict is then empty
+  std::string replayed;  // op_by_op: the violating op run again on its recorded inputs: yes, no; empty: not done
+  std::string
+      capsule;  // what became of the capsule: "yes" (it breaks again), "no", or why there is none; empty: not asked
+  std::string error;  // an Error of the worker's (the task could not be done); verdict is then empty
   bool bad_input = false;
   double seconds = 0;
 
