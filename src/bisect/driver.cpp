@@ -28,6 +28,7 @@ namespace {
 constexpr int64_t kPageSize = 64;
 constexpr double kDefaultTimeoutSeconds = 60;
 constexpr size_t kAdaptiveRowsARound = 16;
+constexpr std::string_view kFlags = "command line";
 
 Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
   if (!options.model.empty()) experiment.model = options.model;
@@ -42,9 +43,16 @@ Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
   if (options.timeout) experiment.timeout = options.timeout;
   if (options.memory_limit) experiment.memory_limit = options.memory_limit;
   // The file's own values were validated with their line; these come from flags.
-  FAULTLINE_TRY_STATUS(
-      parse_experiment(write_experiment(experiment), "command line", plant_names()).transform([](const Experiment&) {
-      }));
+  const auto checked = parse_experiment(write_experiment(experiment), kFlags, plant_names());
+  if (!checked) {
+    // "command line:27: …": the line of a text that nobody sees.
+    Error error = checked.error();
+    if (error.message.starts_with(kFlags)) {
+      const size_t end = error.message.find_first_not_of("0123456789", kFlags.size() + 1);
+      if (end != std::string::npos) error.message.erase(kFlags.size(), end - kFlags.size());
+    }
+    return tl::make_unexpected(std::move(error));
+  }
   if (experiment.model.empty())
     return bad_input("no model: name one by --model DIR (or --model synth:tiny), or by 'model:' in the experiment");
   for (auto plant = experiment.plant.begin(); plant != experiment.plant.end(); ++plant) {

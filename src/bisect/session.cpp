@@ -1,6 +1,7 @@
 #include "bisect/session.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/clock.h"
 #include "bisect/protocol.h"
@@ -56,7 +57,12 @@ Session::Session(const Checkpoint* checkpoint, SessionOptions options, Journal* 
       options_(options),
       journal_(journal),
       known_(std::move(known)),
-      start_(monotonic_seconds()) {}
+      start_(monotonic_seconds()) {
+  // Read by OpenBLAS when a worker starts. Workers fill the cores by their number; threads of each would cost memory and time to
+  // start, make sums depend on the machine, and keep a worker that is short of memory from ending.
+  constexpr int kKeepTheUsers = 0;
+  ::setenv("OPENBLAS_NUM_THREADS", "1", kKeepTheUsers);
+}
 
 Status Session::take(const std::string& key, TaskResult result) {
   if (journal_ != nullptr)

@@ -1,5 +1,7 @@
 // faultline: finds out which kernel breaks a model. Each subcommand is a file of its own in this folder.
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
@@ -40,6 +42,11 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     fmt::print(stderr, "faultline: internal error: {}\n", error.what());
     return static_cast<int>(ExitCode::kInternal);
+  }
+  // What a full disk or a closed pipe kept from being written shows here at the latest.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "faultline: cannot write to stdout: {}\n", std::strerror(errno));
+    return static_cast<int>(ExitCode::kBadInput);
   }
   return exit_code;
 }
