@@ -7,7 +7,9 @@
 namespace faultline {
 namespace {
 
-std::string experiment(const std::string& axes) { return "model: synth:tiny\naxes:\n" + axes + kQuickProbes; }
+std::string experiment(const std::string& axes) {
+  return "model: synth:tiny\naxes:\n" + axes + kQuickProbes;
+}
 
 void copy_golden(const TempDir& folder, const std::string& name) {
   std::filesystem::copy(std::string(FAULTLINE_SOURCE_DIR) + "/tests/goldens/tiny", folder.file(name));
@@ -75,7 +77,7 @@ TEST_CASE("a flag with a bad value is refused") {
   check_refused(folder, {"bisect", path, "--out", reports, "--checks", "ful"}, {"full"});
   check_refused(folder, {"bisect", path, "--out", reports, "--arch", "sm_12"}, {"sm_120"});
   check_refused(folder, {"bisect", path, "--out", reports, "--profile", "sglang-0.5.8"}, {"sglang-0.5.9"});
-  check_refused(folder, {"bisect", path, "--out", reports, "--repeats", "0"}, {"repeats"});
+  check_refused(folder, {"bisect", path, "--out", reports, "--repeats", "0"}, {"command line: repeats"});
   check_refused(folder, {"bisect", path, "--out", reports, "--model", "synth:tinny"}, {"tiny"});
   check_refused(folder, {"bisect", folder.file("none.yaml"), "--out", reports}, {"none.yaml"});
 }
@@ -87,8 +89,8 @@ TEST_CASE("a model that is missing, incomplete or another one's is refused befor
     return std::vector<std::string>{"bisect", path, "--out", folder.file("reports"), "--model", model};
   };
   check_refused(folder, with_model(folder.file("nowhere")), {"nowhere"});
-  check_refused(folder, {"bisect", folder.write("none.yaml", std::string("axes:\n") + kGood), "--out",
-                         folder.file("reports")},
+  check_refused(folder,
+                {"bisect", folder.write("none.yaml", std::string("axes:\n") + kGood), "--out", folder.file("reports")},
                 {"--model"});
 
   copy_golden(folder, "cut");
@@ -138,6 +140,13 @@ TEST_CASE("a file for --json that cannot be written is an error") {
   std::filesystem::create_symlink("/dev/full", folder.file("full"));
   CHECK(faultline({"preflight", path, "--json", folder.file("full")}).code == 2);
   CHECK(std::filesystem::is_symlink(folder.file("full")));
+  for (const std::string& command : {"bisect " + path + " --out " + folder.file("reports") + " --json -",
+                                     "preflight " + path, std::string("inspect synth:tiny")}) {
+    INFO(command);
+    const Outcome full = run_program("sh", {"-c", "exec " FAULTLINE_PROGRAM " " + command + " > /dev/full"});
+    CHECK(full.code == 2);
+    CHECK(full.err.find("stdout") != std::string::npos);
+  }
 }
 
 TEST_CASE("a read-only or a full disk ends a run with a message; the journal holds whole lines only") {
@@ -160,8 +169,10 @@ TEST_CASE("a read-only or a full disk ends a run with a message; the journal hol
 
   // Full at once, and full when the reports are written.
   for (const char* size : {"nr_inodes=3,size=64k", "size=4k", "size=12k"}) {
-    const Outcome full = on_disk(size, bisect + "; code=$?; for f in " + disk +
-                                           "/reports/*/*; do printf \"%s %s\\n\" \"$(tail -c 1 $f | od -An -c | tr -d \" \")\" $f; done; exit $code");
+    const Outcome full = on_disk(
+        size,
+        bisect + "; code=$?; for f in " + disk +
+            "/reports/*/*; do printf \"%s %s\\n\" \"$(tail -c 1 $f | od -An -c | tr -d \" \")\" $f; done; exit $code");
     INFO(size << "\n" << full.out << full.err);
     CHECK(full.code == 2);
     CHECK(full.err.find(disk) != std::string::npos);

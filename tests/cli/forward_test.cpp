@@ -1,5 +1,5 @@
-// `faultline forward` as another engine's user meets it: the golden model's logits, and files made by one command and read
-// by the next.
+// `faultline forward` as another engine's user meets it: the golden model's logits, and files made by one command and
+// read by the next.
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -59,8 +59,10 @@ TEST_CASE("forward reproduces the golden logits of all prompts as one ragged bat
   const std::string model = std::string(FAULTLINE_SOURCE_DIR) + "/tests/goldens/tiny";
   const Tensors golden = load(model + "/golden.safetensors");
   const TempDir folder;
-  std::vector<std::string> arguments = {"forward", model,   "--set", "kernels=reference",
-                                        "--set",   "kv_cache_dtype=f32", "--set", "numerics=transformers",
+  std::vector<std::string> arguments = {"forward", model,
+                                        "--set",   "kernels=reference",
+                                        "--set",   "kv_cache_dtype=f32",
+                                        "--set",   "numerics=transformers",
                                         "--out",   folder.file("out.safetensors")};
   size_t steps = 0;
   int prompts = 0;
@@ -99,10 +101,9 @@ TEST_CASE("another setting computes something else: the comparison above can fai
       longest = name;
   }
   const std::vector<int32_t> ids = golden.values<int32_t>(longest + ".input_ids");
-  const Outcome outcome =
-      faultline({"forward", model, "--set", "kernels=reference", "--set", "kv_cache_dtype=f32", "--set",
-                 "numerics=transformers", "--set", "rope_mode=theta_10000", "--tokens", text_of(ids), "--out",
-                 folder.file("out.safetensors")});
+  const Outcome outcome = faultline({"forward", model, "--set", "kernels=reference", "--set", "kv_cache_dtype=f32",
+                                     "--set", "numerics=transformers", "--set", "rope_mode=theta_10000", "--tokens",
+                                     text_of(ids), "--out", folder.file("out.safetensors")});
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const Tensors ours = load(folder.file("out.safetensors"));
@@ -113,8 +114,8 @@ TEST_CASE("another setting computes something else: the comparison above can fai
 
 TEST_CASE("forward says when the server would refuse the configuration") {
   const TempDir folder;
-  const Outcome outcome = faultline({"forward", "synth:tiny", "--tokens", "1,2", "--set", "attention_backend=triton", "--set",
-                                     "kv_cache_dtype=fp8_e4m3", "--out", folder.file("out.safetensors")});
+  const Outcome outcome = faultline({"forward", "synth:tiny", "--tokens", "1,2", "--set", "attention_backend=triton",
+                                     "--set", "kv_cache_dtype=fp8_e4m3", "--out", folder.file("out.safetensors")});
   CHECK(outcome.code == 5);
   CHECK(outcome.err.find("guard") != std::string::npos);
   CHECK_FALSE(exists(folder.file("out.safetensors")));
@@ -138,9 +139,12 @@ TEST_CASE("synth writes a checkpoint that inspect calls sound and that runs; the
   CHECK(faultline({"synth", "tiny", "--out", folder.file("a")}).code == 2);  // not over an old one
 
   // The model on disk and the one made on the fly are the same.
-  REQUIRE(faultline({"forward", folder.file("a"), "--tokens", "1,2,3", "--out", folder.file("disk.safetensors")}).code == 0);
   REQUIRE(
-      faultline({"forward", "synth:tiny?seed=3", "--tokens", "1,2,3", "--out", folder.file("made.safetensors")}).code == 0);
+      faultline({"forward", folder.file("a"), "--tokens", "1,2,3", "--out", folder.file("disk.safetensors")}).code ==
+      0);
+  REQUIRE(
+      faultline({"forward", "synth:tiny?seed=3", "--tokens", "1,2,3", "--out", folder.file("made.safetensors")}).code ==
+      0);
   CHECK(read_text(folder.file("disk.safetensors")) == read_text(folder.file("made.safetensors")));
 }
 

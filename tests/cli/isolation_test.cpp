@@ -1,4 +1,5 @@
-// Workers that die in every way that a CPU offers, weights that are bad by themselves, and grids that are not walked in full.
+// Workers that die in every way that a CPU offers, weights that are bad by themselves, and grids that are not walked in
+// full.
 #include "program.h"
 #include "testing.h"
 

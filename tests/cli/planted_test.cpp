@@ -1,5 +1,5 @@
-// The public alternatives of experiments/incident.yaml, planted one at a time: each is convicted under its own name, and the
-// unplanted row beside it stays clean.
+// The public alternatives of experiments/incident.yaml, planted one at a time: each is convicted under its own name,
+// and the unplanted row beside it stays clean.
 #include "program.h"
 #include "testing.h"
 
@@ -15,7 +15,8 @@ struct Planted {
   const char* op;
 };
 
-// Culprits and verdicts: docs/planted-faults.md. Ops: those of synth:tiny, whose MLP is dense in layer 0 and MoE from layer 1.
+// Culprits and verdicts: docs/planted-faults.md. Ops: those of synth:tiny, whose MLP is dense in layer 0 and MoE from
+// layer 1.
 constexpr Planted kPlanted[] = {
     {"late_tile", "nonfinite", "ordering", "layers.0.mlp.gate_up_proj"},
     {"pow2_scales", "nonfinite", "kernel", "layers.0.self_attn.attention"},

@@ -32,8 +32,8 @@ bool exists(const std::string& path);
 std::vector<std::string> files_in(const std::string& folder);  // names, sorted
 
 struct Outcome {
-  int code = -1;    // of exit; -1 when it died of a signal
-  int signal = 0;   // 0 when it exited
+  int code = -1;   // of exit; -1 when it died of a signal
+  int signal = 0;  // 0 when it exited
   bool timed_out = false;
   std::string out;
   std::string err;
@@ -84,7 +84,8 @@ Bisection bisect(const TempDir& folder, const std::string& experiment, std::vect
 // The only run directory under `parent`.
 std::string run_directory_in(const std::string& parent);
 
-// Short probes: a chunked prefill with a prefix, and a decode step of two requests beyond top-k. Worker runs take 0.1 s.
+// Short probes: a chunked prefill with a prefix, and a decode step of two requests beyond top-k. Worker runs take 0.1
+// s.
 inline const char* const kQuickProbes =
     "probes:\n"
     "  prefill: {lengths: [17], chunk: 16}\n"

@@ -47,12 +47,15 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
-bool exists(const std::string& path) { return std::filesystem::exists(path); }
+bool exists(const std::string& path) {
+  return std::filesystem::exists(path);
+}
 
 std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
   if (!exists(folder)) return names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -86,7 +89,9 @@ Running::~Running() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void Running::kill(int signal) const { REQUIRE(::kill(pid_, signal) == 0); }
+void Running::kill(int signal) const {
+  REQUIRE(::kill(pid_, signal) == 0);
+}
 
 Outcome Running::wait(std::chrono::seconds patience) {
   if (outcome_) return *outcome_;

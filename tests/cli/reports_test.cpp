@@ -63,21 +63,20 @@ bool has_type(const json& value, Type type) {
 using Schema = std::vector<std::pair<const char*, Type>>;
 
 // The contract of findings.json, schema 1.
-const Schema kConfiguration = {{"id", Type::kText},           {"axes", Type::kMap},
-                               {"resolved", Type::kMap},      {"plant", Type::kNullOrText},
-                               {"target_status", Type::kText}, {"verdict", Type::kText},
-                               {"reason", Type::kText},       {"notes", Type::kTexts},
-                               {"repeats", Type::kInteger},   {"failures", Type::kInteger},
-                               {"seconds", Type::kNumber},    {"first_violation", Type::kNullOrObject}};
-const Schema kViolation = {{"op", Type::kText},      {"kernel", Type::kText},    {"provenance", Type::kText},
-                           {"build", Type::kText},   {"phase", Type::kText},     {"step", Type::kInteger},
-                           {"layer", Type::kInteger}, {"rank", Type::kInteger},  {"tensor", Type::kText},
-                           {"kind", Type::kText},    {"index", Type::kIntegers}, {"value", Type::kText},
-                           {"bits", Type::kText},    {"count", Type::kInteger},  {"inputs_clean", Type::kText}};
-const Schema kLocalized = {{"culprit", Type::kText},    {"op", Type::kText},         {"kernel", Type::kText},
-                           {"provenance", Type::kText}, {"layer", Type::kInteger},   {"kind", Type::kText},
+const Schema kConfiguration = {
+    {"id", Type::kText},          {"axes", Type::kMap},           {"resolved", Type::kMap},
+    {"plant", Type::kNullOrText}, {"target_status", Type::kText}, {"verdict", Type::kText},
+    {"reason", Type::kText},      {"notes", Type::kTexts},        {"repeats", Type::kInteger},
+    {"failures", Type::kInteger}, {"seconds", Type::kNumber},     {"first_violation", Type::kNullOrObject}};
+const Schema kViolation = {{"op", Type::kText},       {"kernel", Type::kText},    {"provenance", Type::kText},
+                           {"build", Type::kText},    {"phase", Type::kText},     {"step", Type::kInteger},
+                           {"layer", Type::kInteger}, {"rank", Type::kInteger},   {"tensor", Type::kText},
+                           {"kind", Type::kText},     {"index", Type::kIntegers}, {"value", Type::kText},
+                           {"bits", Type::kText},     {"count", Type::kInteger},  {"inputs_clean", Type::kText}};
+const Schema kLocalized = {{"culprit", Type::kText},    {"op", Type::kText},          {"kernel", Type::kText},
+                           {"provenance", Type::kText}, {"layer", Type::kInteger},    {"kind", Type::kText},
                            {"signature", Type::kText},  {"plant", Type::kNullOrText}, {"reproduces", Type::kText},
-                           {"necessary", Type::kText},  {"confidence", Type::kText}, {"configurations", Type::kTexts},
+                           {"necessary", Type::kText},  {"confidence", Type::kText},  {"configurations", Type::kTexts},
                            {"capsule", Type::kText},    {"explanation", Type::kText}};
 const Schema kCombination = {
     {"axes", Type::kMap}, {"untested", Type::kTexts}, {"signature", Type::kText}, {"plant", Type::kNullOrText}};
@@ -152,7 +151,8 @@ TEST_CASE("findings.json has every field of schema 1, and --json writes the same
   }
   CHECK(violations > 0);
   const json& environment = findings.at("environment");
-  for (const char* field : {"faultline", "device", "model", "profile", "arch", "checks", "seed", "system", "arguments"}) {
+  for (const char* field :
+       {"faultline", "device", "model", "profile", "arch", "checks", "seed", "system", "arguments"}) {
     INFO(field);
     REQUIRE(environment.contains(field));
     CHECK_FALSE(environment.at(field).get<std::string>().empty());
@@ -183,12 +183,14 @@ TEST_CASE("junit.xml is well-formed and counts what the findings hold") {
   CHECK(count_of(xml, "<failure ") + count_of(xml, "<error ") == failing);
 }
 
-TEST_CASE("FINDINGS.md starts with the answer, which the program prints too, and ends with the limits of the evidence") {
+TEST_CASE(
+    "FINDINGS.md starts with the answer, which the program prints too, and ends with the limits of the evidence") {
   const std::string report = read_text(the_run().directory + "/FINDINGS.md");
   INFO(report.substr(0, 2000));
   const size_t grid_at = report.find("c001");
   size_t last = 0;
-  for (const char* label : {"Fails", "Smallest combination", "First broken contract", "Does not matter", "Work-around"}) {
+  for (const char* label :
+       {"Fails", "Smallest combination", "First broken contract", "Does not matter", "Work-around"}) {
     INFO(label);
     const size_t at = report.find(label);
     REQUIRE(at != std::string::npos);
@@ -222,8 +224,7 @@ TEST_CASE("--json - prints JSON and nothing else on stdout; progress goes to std
 TEST_CASE("on a terminal the status line rewrites itself; NO_COLOR keeps colours out of it") {
   const TempDir folder;
   const std::string path = folder.write("case.yaml", grid());
-  const std::string command =
-      std::string(FAULTLINE_PROGRAM) + " bisect " + path + " --out " + folder.file("reports");
+  const std::string command = std::string(FAULTLINE_PROGRAM) + " bisect " + path + " --out " + folder.file("reports");
   // script(1) gives a terminal.
   const auto on_terminal = [&](const std::vector<std::string>& environment) {
     return run_program("script", {"-qec", command, "/dev/null"}, environment);
@@ -259,7 +260,8 @@ TEST_CASE("preflight: 0 when every row can run, 1 when some cannot or conflict, 
   CHECK(faultline({"preflight", folder.file("none.yaml")}).code == 2);
   CHECK(files_in(folder.path()) == std::vector<std::string>{"clean.yaml", "mixed.yaml"});
   // Without a model it speaks of the full GLM-5.
-  const Outcome full = faultline({"preflight", folder.write("full.yaml", "axes:\n  kv_cache_dtype: [bf16]\n"), "--arch", "sm_120"});
+  const Outcome full =
+      faultline({"preflight", folder.write("full.yaml", "axes:\n  kv_cache_dtype: [bf16]\n"), "--arch", "sm_120"});
   CHECK(full.code == 1);
   CHECK(full.out.find("unsupported") != std::string::npos);
 }

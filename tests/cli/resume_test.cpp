@@ -56,7 +56,9 @@ json essence(json findings) {
   return findings;
 }
 
-json findings_of(const std::string& run) { return json::parse(read_text(run + "/findings.json")); }
+json findings_of(const std::string& run) {
+  return json::parse(read_text(run + "/findings.json"));
+}
 
 }  // namespace
 
@@ -135,9 +137,9 @@ TEST_CASE("SIGINT ends a run with code 130, without orphans, and leaves a direct
 TEST_CASE("--time-limit ends a run cleanly: what there was no time for is skipped, and no orphan stays") {
   const TempDir folder;
   // The planted hang keeps the run busy until the limit.
-  const Bisection run = bisect(
-      folder, grid("exclude:\n  - {attention_backend: flashinfer, kv_cache_dtype: fp8_e4m3}\n"),
-      {"--plant", "hang", "--timeout", "60", "--time-limit", "3", "--jobs", "1"});
+  const Bisection run =
+      bisect(folder, grid("exclude:\n  - {attention_backend: flashinfer, kv_cache_dtype: fp8_e4m3}\n"),
+             {"--plant", "hang", "--timeout", "60", "--time-limit", "3", "--jobs", "1"});
   INFO(run.outcome.err);
   CHECK(run.outcome.signal == 0);
   int skipped = 0;

@@ -1,5 +1,5 @@
-// A kernel added by one file and one registration (tests/toys/): a value of its axis, run, checked and convicted like any
-// other, with no other file touched.
+// A kernel added by one file and one registration (tests/toys/): a value of its axis, run, checked and convicted like
+// any other, with no other file touched.
 #include "program.h"
 #include "testing.h"
 

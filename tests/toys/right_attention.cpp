@@ -1,5 +1,5 @@
-// A toy backend that does its job: attention by the kind's own reference. The twin of toy_attention.cpp, about which every
-// check must be silent.
+// A toy backend that does its job: attention by the kind's own reference. The twin of toy_attention.cpp, about which
+// every check must be silent.
 #include "ops/kinds.h"
 #include "ops/op.h"
 #include "ops/tolerances.h"

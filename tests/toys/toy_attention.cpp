@@ -1,6 +1,6 @@
-// A toy backend, wrong on purpose: attention by the kind's own reference, with head 0 half as large again. This file and
-// its one registration are all that adds it; tests/cli/toy_test.cpp shows that it becomes a value of its axis and is
-// convicted.
+// A toy backend, wrong on purpose: attention by the kind's own reference, with head 0 half as large again. This file
+// and its one registration are all that adds it; tests/cli/toy_test.cpp shows that it becomes a value of its axis and
+// is convicted.
 #include "ops/kinds.h"
 #include "ops/op.h"
 #include "ops/tolerances.h"
