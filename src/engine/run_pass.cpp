@@ -165,9 +165,9 @@ class Runner {
  private:
   bool poisons() const { return level_ >= CheckLevel::kFull && !hooks_.no_poison; }
 
-  bool referenced(const Op& op, int64_t launch) const {
-    return op.shadow || op.kernel->provenance == Provenance::kReference ||
-           (hooks_.use_reference && hooks_.use_reference(op, launch));
+  // A reference stands in the kernel's place (a kernel that is the reference itself does what the row resolves to).
+  bool swapped(const Op& op, int64_t launch) const {
+    return !op.shadow && hooks_.use_reference && hooks_.use_reference(op, launch);
   }
 
   void poison(int begin, int end) {
@@ -184,9 +184,13 @@ class Runner {
     }
   }
 
-  KernelResult call_kernel(const Op& op, const OpCall& call, bool reference) {
-    if (reference) {
+  KernelResult call_kernel(const Op& op, const OpCall& call, bool in_place) {
+    if (in_place) {
       run_reference(op);
+      return std::nullopt;
+    }
+    if (op.kernel->provenance == Provenance::kReference) {
+      op.kind->model(call);
       return std::nullopt;
     }
     if (hooks_.injector != nullptr)
@@ -215,8 +219,9 @@ class Runner {
     const Op& op = pass_.ops[static_cast<size_t>(i)];
     const int64_t launch = state_.launches++;
     if (hooks_.observer != nullptr && !op.shadow) hooks_.observer->on_op(info_, i, op);
-    const bool reference = referenced(op, launch);
-    on_reference_[static_cast<size_t>(i)] = reference;
+    const bool in_place = swapped(op, launch);
+    swapped_[static_cast<size_t>(i)] = in_place;
+    const bool reference = in_place || op.kernel->provenance == Provenance::kReference;
     OpCall call = op.call();
     kernels::AccessLog log;
     call.launch.seed = ++state_.seed;
@@ -241,7 +246,7 @@ class Runner {
         twice = twice || (needs_two_poisons(spec, call.argument(o)) && !reference);
       }
     }
-    KernelResult result = call_kernel(op, call, reference);
+    KernelResult result = call_kernel(op, call, in_place);
     if (twice && !result) {
       for (int o = 0; o < outputs; ++o) {
         const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
@@ -253,7 +258,7 @@ class Runner {
         first.emplace_back(o, std::vector<std::byte>(data, data + bytes));
         poison_output(call, spec, o, 1);
       }
-      result = call_kernel(op, call, reference);
+      result = call_kernel(op, call, in_place);
       for (const auto& [o, bytes] : first) {
         if (auto found =
                 find_unwritten_codes(call, op.kind->operands[static_cast<size_t>(o)], o, info_.live, bytes.data()))
@@ -330,14 +335,14 @@ class Runner {
       return;
     }
     if (level_ < CheckLevel::kReference) return;
-    const bool reference = on_reference_[static_cast<size_t>(i)];
-    if (!reference) {
+    if (swapped_[static_cast<size_t>(i)]) return;
+    if (op.kernel->provenance != Provenance::kReference) {
       if (auto found = compare_to_spec(op, info_.live)) {
         report(i, std::move(*found));
         return;
       }
-      if (auto found = compare_to_model(op, info_.live)) outcome_.settings.push_back(describe(i, std::move(*found)));
     }
+    if (auto found = compare_to_model(op, info_.live)) outcome_.settings.push_back(describe(i, std::move(*found)));
   }
 
   void check_canaries(int first_op) {
@@ -408,7 +413,8 @@ class Runner {
   const EngineHooks& hooks_;
   RunState& state_;
   PassOutcome outcome_;
-  std::vector<bool> on_reference_ = std::vector<bool>(pass_.ops.size());  // what each op of this pass ran on
+  std::vector<bool> swapped_ =
+      std::vector<bool>(pass_.ops.size());  // ops that ran on the reference in their kernel's place
   bool stop_ = false;
 };
 
@@ -436,7 +442,11 @@ std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, Faul
     const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
     if (is_out(spec) && call.argument(o).present()) poison_output(call, spec, o, 0);
   }
-  const KernelResult result = injector != nullptr ? injector->run(info, op, call, true) : op.kernel->run(call);
+  KernelResult result;
+  if (op.kernel->provenance == Provenance::kReference)
+    op.kind->model(call);
+  else
+    result = injector != nullptr ? injector->run(info, op, call, true) : op.kernel->run(call);
   if (result) return OpViolation{0, result->verdict, {}, "", 0, 1, result->message, false};
   for (int o = 0; o < op.arguments.size(); ++o) {
     const auto& written = op.written[static_cast<size_t>(o)];
