@@ -1,8 +1,11 @@
 #include "bisect/capsule.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <array>
+#include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -157,6 +160,42 @@ std::string edited(const std::string& bytes, const Change& change) {
   return make_safetensors_header(header->entries, metadata) + bytes.substr(header->data_begin);
 }
 
+// A folder of this test's own, gone with it.
+class Folder {
+ public:
+  Folder() : path_(fmt::format("/tmp/faultline_capsule_test_{}", ::getpid())) {}
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// The exit code of `faultline replay` and what it says.
+std::pair<int, std::string> replay_command(const std::string& arguments) {
+  FILE* pipe = ::popen(fmt::format("{} replay {} 2>&1", FAULTLINE_PROGRAM, arguments).c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::string output;
+  std::array<char, 256> part{};
+  while (std::fgets(part.data(), part.size(), pipe) != nullptr) output += part.data();
+  return {WEXITSTATUS(::pclose(pipe)), output};
+}
+
+// With a checksum that holds.
+template <class Change>
+std::string resealed(const std::string& bytes, const Change& change) {
+  const std::string changed = edited(bytes, change);
+  const auto header = parse_safetensors_header({reinterpret_cast<const std::byte*>(changed.data()), changed.size()},
+                                               changed.size(), "test");
+  REQUIRE(header.has_value());
+  auto metadata = header->metadata;
+  metadata["xxh64"] = capsule_checksum(metadata["capsule"], std::string_view(changed).substr(header->data_begin));
+  return make_safetensors_header(header->entries, metadata) + changed.substr(header->data_begin);
+}
+
 template <class Change>
 Error refused(const Change& change) {
   const auto capsule = parse_capsule(edited(topk_capsule(), change), "test");
@@ -254,8 +293,8 @@ TEST_CASE("a weight that the checkpoint does not hold is embedded, whatever its 
 }
 
 TEST_CASE("a capsule on disk is read back, and refused when it was cut or a byte of it has changed", "[capsule]") {
-  const std::string folder = fmt::format("/tmp/faultline_capsule_test_{}", ::getpid());
-  const std::string path = folder + "/capsules/one.safetensors";
+  const Folder folder;
+  const std::string path = folder.file("capsules/one.safetensors");
   Fixture fixture("topk_minus_one", packed_config());
   const auto found = fixture.run();
   REQUIRE(found.has_value());
@@ -278,7 +317,6 @@ TEST_CASE("a capsule on disk is read back, and refused when it was cut or a byte
     REQUIRE(!again.has_value());
     REQUIRE(again.error().kind == ErrorKind::kBadInput);
   }
-  REQUIRE(std::system(fmt::format("rm -r {}", folder).c_str()) == 0);
 }
 
 TEST_CASE("a capsule of a kernel that this program lacks cannot run here", "[capsule]") {
@@ -329,4 +367,49 @@ TEST_CASE("the geometry of a cache must fit its bytes", "[capsule]") {
   bad([](auto& cache) { cache["read"]["row_stride_bytes"] = 1; });
   bad([](auto& cache) { cache["read"]["format"] = "plain"; });
   bad([](auto& cache) { cache.erase("written"); });
+}
+
+TEST_CASE("replay ends with 1 while a capsule fails, 0 once it does not, 125 where it cannot run, 2 on a bad file",
+          "[capsule]") {
+  const Folder folder;
+  const std::string path = folder.file("topk.safetensors");
+  std::filesystem::create_directories(folder.file(""));
+  REQUIRE(write_file(path, topk_capsule()).has_value());
+  auto [code, output] = replay_command(path);
+  INFO(output);
+  REQUIRE(code == 1);
+  REQUIRE(output.find("self_attn.indexer.topk (fast_topk): bounds") != std::string::npos);
+  REQUIRE(output.find("3 of 3 runs") != std::string::npos);
+  REQUIRE(replay_command(path + " --no-plant").first == 0);
+
+  REQUIRE(write_file(path, resealed(topk_capsule(), [](auto& json) { json["kernel"] = "fast_topk_v9"; })).has_value());
+  REQUIRE(replay_command(path).first == 125);
+  REQUIRE(write_file(path, topk_capsule().substr(0, 1000)).has_value());
+  REQUIRE(replay_command(path).first == 2);
+  REQUIRE(replay_command(folder.file("missing.safetensors")).first == 2);
+
+  // An attribute that the kernel cannot do without: it dies, and only the worker does.
+  REQUIRE(write_file(path, resealed(topk_capsule(), [](auto& json) { json["attributes"].erase("topk"); })).has_value());
+  const auto [death, last_words] = replay_command(path);
+  INFO(last_words);
+  REQUIRE(death == 1);
+  REQUIRE(last_words.find(": abort") != std::string::npos);
+}
+
+TEST_CASE("replay takes named weights from the recorded model, or from --model", "[capsule]") {
+  const Folder folder;
+  const std::string path = folder.file("linear.safetensors");
+  std::filesystem::create_directories(folder.file(""));
+  Fixture fixture("wrong_value@op=layers.0.mlp.down_proj", packed_config());
+  const auto found = fixture.run();
+  REQUIRE(found.has_value());
+  const auto bytes = fixture.capsule(found->op_index, 0);
+  REQUIRE(bytes.has_value());
+  REQUIRE(write_file(path, *bytes).has_value());
+  REQUIRE(replay_command(path).first == 1);
+  REQUIRE(replay_command(path + " --model synth:tiny --no-plant").first == 0);
+  REQUIRE(replay_command(path + " --model 'synth:tiny?seed=99'").first == 125);
+  REQUIRE(replay_command(path + " --model /no/such/model").first == 2);
+  REQUIRE(write_file(path, resealed(*bytes, [](auto& json) { json["model"] = "/no/such/model"; })).has_value());
+  REQUIRE(replay_command(path).first == 125);
 }
