@@ -14,14 +14,22 @@ using ops::CacheRequantize;
 constexpr int64_t kNoStride = 0;
 constexpr bool kFloorless = true;  // the server's quantize_k_cache has no floor
 
-void cache_requantize_model(const OpCall& call) {
+void requantize_plainly(const OpCall& call, bool floorless) {
   const CacheGeometry& from = *call.argument(CacheRequantize::kCache).geometry;
   const CacheGeometry& to = *call.argument(CacheRequantize::kPacked).geometry;
   std::vector<float> row(static_cast<size_t>(from.width()));
   for (int64_t slot = 0; slot < from.slots; ++slot) {
     decode_slot(from, call.view(CacheRequantize::kCache).data, slot, row.data());
-    encode_slot(to, call.view(CacheRequantize::kPacked).data, slot, row.data(), kFloorless);
+    encode_slot(to, call.view(CacheRequantize::kPacked).data, slot, row.data(), floorless);
   }
+}
+
+// A row of zeros is zeros to the model: what the server's missing floor makes of it is the kernel's doing.
+void cache_requantize_model(const OpCall& call) {
+  requantize_plainly(call, !kFloorless);
+}
+void cache_requantize_spec(const OpCall& call) {
+  requantize_plainly(call, kFloorless);
 }
 
 KernelResult run_cache_requantize(const OpCall& call) {
@@ -62,6 +70,7 @@ const RegisterKernel kQuantizePool{Kernel{
     .kind = CacheRequantize::kName,
     .follows = "sglang v0.5.9, layers/attention/nsa_backend.py (_forward_flashmla_kv packs a bf16 pool each call)",
     .run = run_cache_requantize,
+    .spec = cache_requantize_spec,
     .tolerance = tolerance_for(CacheRequantize::kName, Format::kKvPacked)}};
 
 }  // namespace
