@@ -111,8 +111,35 @@ TEST_CASE("a model that is missing, incomplete or another one's is refused befor
   check_refused(folder, with_model(folder.file("other")), {"llama", "glm_moe_dsa"});
   CHECK(faultline({"inspect", folder.file("other")}).code == 2);
 
+  std::string architectures = read_text(std::string(FAULTLINE_SOURCE_DIR) + "/tests/goldens/tiny/config.json");
+  const size_t class_at = architectures.find("GlmMoeDsaForCausalLM");
+  REQUIRE(class_at != std::string::npos);
+  folder.write("other/config.json", architectures.replace(class_at, 3, "Gpt"));
+  check_refused(folder, with_model(folder.file("other")), {"GptMoeDsaForCausalLM"});
+
   folder.write("other/config.json", "{\"model_type\": ");
   check_refused(folder, with_model(folder.file("other")), {"config.json"});
+}
+
+TEST_CASE("a hostile shard is refused, whatever its header claims") {
+  const TempDir folder;
+  const std::string path = folder.write("case.yaml", experiment(kGood));
+  const std::string golden =
+      read_text(std::string(FAULTLINE_SOURCE_DIR) + "/tests/goldens/tiny/model-00001-of-00002.safetensors");
+  const std::string past_the_file(8, '\x7f');
+  const std::string huge_shape =
+      "{\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296,2],\"data_offsets\":[0,4]}}";
+  std::string length(8, '\0');
+  length[0] = static_cast<char>(huge_shape.size());
+  for (const std::string& shard :
+       {past_the_file + golden.substr(8), length + huge_shape + "1234", std::string("short")}) {
+    const TempDir model;
+    copy_golden(model, "m");
+    model.write("m/model-00001-of-00002.safetensors", shard);
+    check_refused(folder, {"bisect", path, "--out", folder.file("reports"), "--model", model.file("m")},
+                  {"model-00001-of-00002.safetensors"});
+    CHECK(faultline({"inspect", model.file("m")}).code != 0);
+  }
 }
 
 TEST_CASE("an output folder that cannot be made is refused") {
