@@ -160,7 +160,7 @@ TEST_CASE("requantizing packs the whole pool, without a floor") {
     Tensor expected(packed);
     Tensor checked(packed);
     op.replace(CacheRequantize::kPacked, expected);
-    op.run_model();
+    op.run_spec("quantize_k_cache");
     op.replace(CacheRequantize::kPacked, checked);
     CHECK(op.run_checked("quantize_k_cache").count == 0);
     op.replace(CacheRequantize::kPacked, packed);
@@ -168,6 +168,10 @@ TEST_CASE("requantizing packs the whole pool, without a floor") {
     CHECK(packed.same_bytes(expected));
     CHECK(packed.same_bytes(checked));
     CHECK(packed.view().as<uint8_t>()[11 * to.row_bytes()] == 0x7F);
+    // A row of zeros is zeros to the model.
+    op.replace(CacheRequantize::kPacked, expected);
+    op.run_model();
+    CHECK(expected.view().as<uint8_t>()[11 * to.row_bytes()] == 0);
     CHECK(packed.view().as<uint8_t>()[12 * to.row_bytes()] != 0x7F);
   }
 }

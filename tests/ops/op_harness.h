@@ -120,6 +120,8 @@ class OpHarness {
   Attributes& attributes() { return attributes_; }
 
   OpCall call() const { return OpCall{arguments_.get(), &attributes_, {}, false}; }
+  // The spec reference of a kernel, where its rounding points or edges are not the model's.
+  void run_spec(const std::string& kernel) const { find_kernel(kind_, kernel)->spec(call()); }
   void run_model() const { op_kind(kind_).model(call()); }
   KernelResult run(const std::string& kernel, uint64_t seed = 1) const {
     OpCall with = call();
