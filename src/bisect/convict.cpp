@@ -239,6 +239,7 @@ class Case {
         if (shows(result)) {
           suspect_ = *result.violation;
           edges_ = result.edges;
+          edge_kernels_ = result.edge_kernels;
           break;
         }
       if (edges_.empty()) return give_up("it is timing-dependent, and no op stands before the one that noticed it");
@@ -251,15 +252,19 @@ class Case {
 
   void take_edges(const std::vector<TaskResult>& results) {
     std::vector<std::string> cures;
-    for (size_t i = 0; i < results.size(); ++i)
-      if (!shows(results[i])) cures.push_back(edges_[i]);
+    std::string writer;  // the kernel of the first
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (shows(results[i])) continue;
+      if (cures.empty() && i < edge_kernels_.size()) writer = edge_kernels_[i];
+      cures.push_back(edges_[i]);
+    }
     if (cures.empty()) return give_up("no single edge cures it, serializing all of them does");
     const Violation consumer = suspect_;
     out_.culprit = "ordering";
     out_.op = cures.front();
-    out_.kernel = suspect_.kernel;
+    out_.kernel = writer.empty() ? suspect_.kernel : writer;
     out_.provenance = suspect_.provenance;
-    out_.follows = suspect_.follows;
+    out_.follows = writer.empty() || writer == suspect_.kernel ? suspect_.follows : "";
     out_.layer = suspect_.layer;
     out_.kind = consumer.kind;
     out_.necessary = "yes";
@@ -383,6 +388,7 @@ class Case {
   Localized out_;
   Violation suspect_;
   std::vector<std::string> edges_;
+  std::vector<std::string> edge_kernels_;
   int64_t only_probe_ = -1;
   int64_t limit_ = 0;      // launches on their kernels in the next run
   int64_t clean_at_ = -1;  // the largest limit seen clean

@@ -206,6 +206,7 @@ nlohmann::json to_json(const TaskResult& result) {
           {"probes", result.probes},
           {"plant_fired", result.plant_fired},
           {"edges", result.edges},
+          {"edge_kernels", result.edge_kernels},
           {"launches", result.launches},
           {"last_kernel_op", result.last_kernel_op},
           {"last_kernel", result.last_kernel},
@@ -229,7 +230,9 @@ Result<TaskResult> task_result_from_json(const nlohmann::json& json) {
   read.read("last_kernel_op", result.last_kernel_op);
   read.read("last_kernel", result.last_kernel);
   read.read("replayed", result.replayed);
-  if (read.child("capsule") != nullptr) read.read("capsule", result.capsule);  // not in journals of older versions
+  // Not in journals of older versions.
+  if (read.child("capsule") != nullptr) read.read("capsule", result.capsule);
+  if (read.child("edge_kernels") != nullptr) read.read("edge_kernels", result.edge_kernels);
   read.read("error", result.error);
   read.read("bad_input", result.bad_input);
   read.read("seconds", result.seconds);

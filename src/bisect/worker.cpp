@@ -245,7 +245,10 @@ class TaskRunner {
       result_.violation = named(to_violation(first), first.op_index, probe);
       result_.verdict = first.violation.kind;
       result_.message = first.violation.detail;
-      result_.edges = edges_before(first.op_index);
+      for (const Op* op : edges_before(first.op_index)) {
+        result_.edges.push_back(op->name);
+        result_.edge_kernels.push_back(op->kernel->name);
+      }
       if (task_.options.op_by_op) result_.replayed = replay(first);
       if (!task_.options.capsule.empty()) result_.capsule = save_capsule(first);
       return true;
@@ -257,11 +260,11 @@ class TaskRunner {
   }
 
   // The ops whose results may not have been there yet: those whose output the op reads, then the others of its layer, nearest first.
-  std::vector<std::string> edges_before(int op_index) const {
+  std::vector<const Op*> edges_before(int op_index) const {
     const Pass& pass = engine_->last_pass();
     const Op& op = pass.ops[static_cast<size_t>(op_index)];
-    std::vector<std::string> producers;
-    std::vector<std::string> others;
+    std::vector<const Op*> producers;
+    std::vector<const Op*> others;
     for (int i = op_index - 1; i >= 0 && others.size() < kMaxEdges; --i) {
       const Op& before = pass.ops[static_cast<size_t>(i)];
       if (before.shadow) continue;
@@ -271,7 +274,7 @@ class TaskRunner {
           feeds = feeds || (op.kind->operands[o].direction == Direction::kIn &&
                             before.kind->operands[w].direction == Direction::kOut && !op.tensor_names[o].empty() &&
                             op.tensor_names[o] == before.tensor_names[w]);
-      (feeds ? producers : others).push_back(before.name);
+      (feeds ? producers : others).push_back(&before);
     }
     producers.insert(producers.end(), others.begin(), others.end());
     if (producers.size() > kMaxEdges) producers.resize(kMaxEdges);

@@ -60,6 +60,8 @@ TEST_CASE("each planted fault is found, localized and named for what it is") {
       CHECK(localized.at("plant") == planted.plant);
       CHECK(localized.at("culprit") == planted.culprit);
       CHECK(localized.at("op") == planted.op);
+      // Of an ordering, the kernel is the writer's: the op that is named.
+      if (std::string(planted.culprit) == "ordering") CHECK(localized.at("kernel") == "flashinfer_cutlass");
       // A planted fault is never a factor: no axis explains it.
       for (const json& combination : run.findings.at("minimal_combinations")) CHECK(combination.at("axes").empty());
     }
