@@ -266,6 +266,20 @@ TEST_CASE("preflight: 0 when every row can run, 1 when some cannot or conflict, 
   CHECK(full.out.find("unsupported") != std::string::npos);
 }
 
+TEST_CASE("the experiments that come with the program are valid and have the rows that their comments promise") {
+  for (const auto& [name, rows] : {std::pair{"quickstart", 72}, std::pair{"incident", 24}}) {
+    INFO(name);
+    const std::string path = std::string(FAULTLINE_SOURCE_DIR) + "/experiments/" + name + ".yaml";
+    const Outcome outcome = faultline({"preflight", path, "--json", "-"});
+    CHECK(outcome.code == 1);  // guards and a layout conflict are what they show
+    const json preflight = json::parse(outcome.out, nullptr, false);
+    REQUIRE(preflight.is_object());
+    CHECK(preflight.at("rows").size() == static_cast<size_t>(rows));
+    CHECK(preflight.dump().find("\"layout\"") != std::string::npos);
+    CHECK(preflight.dump().find("\"guard\"") != std::string::npos);
+  }
+}
+
 TEST_CASE("nothing that could be run: exit code 5") {
   const TempDir folder;
   const Bisection run = bisect(folder, std::string("model: synth:tiny\naxes:\n  attention_backend: [triton]\n"
