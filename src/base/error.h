@@ -68,12 +68,13 @@ tl::unexpected<Error> cannot_run(fmt::format_string<Args...> format, Args&&... a
 #define FAULTLINE_CONCAT(a, b) FAULTLINE_CONCAT_(a, b)
 
 // FAULTLINE_TRY(declaration, expression): declares from the value, or returns the error.
-// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration cannot stand in parentheses
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses
 #define FAULTLINE_TRY(declaration, expression)                                          \
   auto FAULTLINE_CONCAT(result_, __LINE__) = (expression);                              \
   if (!FAULTLINE_CONCAT(result_, __LINE__))                                             \
     return tl::make_unexpected(std::move(FAULTLINE_CONCAT(result_, __LINE__)).error()); \
   declaration = std::move(*FAULTLINE_CONCAT(result_, __LINE__))
+// NOLINTEND(bugprone-macro-parentheses)
 
 // FAULTLINE_TRY_STATUS(expression): returns the error of a Status.
 #define FAULTLINE_TRY_STATUS(expression)                                              \

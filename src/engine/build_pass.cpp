@@ -18,6 +18,14 @@ bool uses_w4a4(const LinearWeight& weight, const std::string& choice) {
   return choice == "w4a4" && weight.precision == Precision::kNvfp4 && weight.input_scale.data != nullptr;
 }
 
+// One view of each weight, in order.
+std::vector<TensorView> views_of(const std::vector<LinearWeight>& weights, TensorView LinearWeight::*member) {
+  std::vector<TensorView> views;
+  views.reserve(weights.size());
+  for (const LinearWeight& weight : weights) views.push_back(weight.*member);
+  return views;
+}
+
 class GlmBuilder {
  public:
   GlmBuilder(const PassContext& context, Pass& pass)
@@ -83,11 +91,7 @@ class GlmBuilder {
     }
     const Precision precision = weights.front().precision;
     const std::string& name = weights.front().name;
-    const auto collect = [&](TensorView LinearWeight::*member) {
-      std::vector<TensorView> views;
-      for (const LinearWeight& weight : weights) views.push_back(weight.*member);
-      return views;
-    };
+    const auto collect = [&](TensorView LinearWeight::*member) { return views_of(weights, member); };
     if (!config_.reference_kernels && uses_w4a4(weights.front(), fp4_choice)) {
       const auto [codes, scales] = quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name);
       OpBuilder op(op_name(local), layer_, ops::LinearW4A4::kName,
@@ -290,7 +294,7 @@ class GlmBuilder {
                  kernel(ops::BatchedLinear::kName, "bmm"));
     up.tensor(o_latent).weight(w.w_uv, w.kv_b_name + ".weight").tensor(o).set("weight_kn", false);
     add(up);
-    const NamedTensor out = activation("self_attn.out", {t_, c_.hidden_size});
+    NamedTensor out = activation("self_attn.out", {t_, c_.hidden_size});
     const NamedTensor o_flat = activation("self_attn.o", {t_, heads * c_.v_head_dim});
     linear("self_attn.o_proj", o_flat, {w.o}, out, config_.fp4_linear);
     return out;
@@ -377,7 +381,7 @@ class GlmBuilder {
     if (shadow) score.shadow();
     add(score);
 
-    const NamedTensor indices = typed(lp + "topk", Dtype::kI32, {t_, c_.index_topk});
+    NamedTensor indices = typed(lp + "topk", Dtype::kI32, {t_, c_.index_topk});
     using K = ops::TopK;
     OpBuilder topk(op_name(lp + "topk"), layer_, K::kName, own(K::kName, "fast_topk"));
     topk.tensor(scores).tensor(lengths_).tensor(page_table_).tensor(row_to_request_).tensor(ragged_offsets_);
@@ -494,7 +498,7 @@ class GlmBuilder {
     OpBuilder op(op_name(module + "act_fn"), layer_, ops::SiluMul::kName, kernel(ops::SiluMul::kName, "silu_and_mul"));
     op.tensor(both).tensor(act);
     add(op);
-    const NamedTensor out = activation(module + "out", {t_, c_.hidden_size});
+    NamedTensor out = activation(module + "out", {t_, c_.hidden_size});
     linear(module + "down_proj", act, {down}, out, config_.fp4_linear);
     return out;
   }
@@ -502,11 +506,7 @@ class GlmBuilder {
   void expert_linear(const std::string& local, const NamedTensor& x, const std::vector<LinearWeight>& weights,
                      int64_t stacked, bool per_token, const NamedTensor& order, const NamedTensor& offsets,
                      const NamedTensor& out) {
-    const auto collect = [&](TensorView LinearWeight::*member) {
-      std::vector<TensorView> views;
-      for (const LinearWeight& weight : weights) views.push_back(weight.*member);
-      return views;
-    };
+    const auto collect = [&](TensorView LinearWeight::*member) { return views_of(weights, member); };
     const std::string& name = weights.front().name;
     const int64_t k = c_.num_experts_per_tok;
     const bool nvfp4 = weights.front().precision == Precision::kNvfp4;
@@ -571,14 +571,14 @@ class GlmBuilder {
     add(silu);
     const NamedTensor down = activation("mlp.experts.down", {t_ * k, c_.hidden_size});
     expert_linear("mlp.experts.down_proj", act, w.expert_down, 1, false, order, offsets, down);
-    const NamedTensor routed = activation("mlp.experts.out", {t_, c_.hidden_size});
+    NamedTensor routed = activation("mlp.experts.out", {t_, c_.hidden_size});
     OpBuilder combine(op_name("mlp.experts.combine"), layer_, ops::MoeCombine::kName,
                       kernel(ops::MoeCombine::kName, "moe_finalize"));
     combine.tensor(down).tensor(topk_weights).tensor(routed).set("k", k);
     add(combine);
     if (w.shared_gate_up.empty()) return routed;
     const NamedTensor shared = dense_mlp("mlp.shared_experts.", w.shared_gate_up, w.shared_down, x);
-    const NamedTensor sum = activation("mlp.moe_out", {t_, c_.hidden_size});
+    NamedTensor sum = activation("mlp.moe_out", {t_, c_.hidden_size});
     add_op("mlp.add_shared", routed, shared, sum);
     return sum;
   }

@@ -131,7 +131,8 @@ TEST_CASE("SIGINT ends a run with code 130, without orphans, and leaves a direct
   CHECK(load_journal(run + "/journal.jsonl"));
 
   CHECK(faultline({"bisect", "--resume", run}).code == 1);
-  for (const json& row : findings_of(run).at("configurations")) CHECK(row.at("verdict") != "skipped");
+  const json resumed = findings_of(run);
+  for (const json& row : resumed.at("configurations")) CHECK(row.at("verdict") != "skipped");
 }
 
 TEST_CASE("--time-limit ends a run cleanly: what there was no time for is skipped, and no orphan stays") {
