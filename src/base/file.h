@@ -46,8 +46,8 @@ Result<uint64_t> file_size(int fd, const std::string& path);
 Result<std::string> read_file(const std::string& path, uint64_t max_bytes = kMaxTextFileBytes);
 
 // Replaces or creates `path` in one step: a temporary file beside it, synced, then renamed. On error (read-only or full
-// disk, missing folder: bad input) nothing is left behind and an older file at `path` is unchanged. A device or a pipe is
-// written to as it is.
+// disk, missing folder: bad input) nothing is left behind and an older file at `path` is unchanged. A device or a pipe
+// is written to as it is.
 Status write_file(const std::string& path, std::string_view content);
 
 // A file written piece by piece; it keeps the first error. Used inside an AtomicDirectory, or where a torn file is

@@ -234,10 +234,13 @@ Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
   FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
   std::string& tokens = experiment.probes.tokens;
   if (tokens != "random" && tokens != "repeat") {
-    // A file beside the experiment, else from where we are; absolute from here on, so that a case replays from anywhere.
+    // A file beside the experiment, else from where we are; absolute from here on, so that a case replays from
+    // anywhere.
     const std::filesystem::path beside = std::filesystem::path(options.experiment).parent_path() / tokens;
     std::error_code error;
-    tokens = std::filesystem::absolute(std::filesystem::exists(beside, error) ? beside : std::filesystem::path(tokens), error).string();
+    tokens = std::filesystem::absolute(std::filesystem::exists(beside, error) ? beside : std::filesystem::path(tokens),
+                                       error)
+                 .string();
   }
   return prepare(std::move(experiment), options);
 }

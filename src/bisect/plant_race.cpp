@@ -55,7 +55,8 @@ class LateTile : public PlantedFault {
 
   KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override {
     if (replayed_alone(op, call)) return op.kernel->run(call);
-    if (is_fp4_product(op) && site_.selector.matches(info, op, call.checked)) return produce(info, op, call, serialized);
+    if (is_fp4_product(op) && site_.selector.matches(info, op, call.checked))
+      return produce(info, op, call, serialized);
     if (!late_) return op.kernel->run(call);
     const bool same_pass = late_->phase == info.phase && late_->step == info.step && late_->layer == op.layer;
     if (!same_pass || touches(op, call, Direction::kOut, late_->rows)) {

@@ -28,8 +28,8 @@ struct SearchRow {
   std::string signature;          // failing rows: of the first violation
   std::vector<std::string> also;  // signatures of later violations of the same run: S persisted though it was not first
   int64_t order = -1;             // launch-order place of the first violation, comparable between rows; -1: not known
-  bool complete = false;          // failing rows: the run went to its end all the same, so what it does not show is absent
-  std::string verdict;            // "guard", "unsupported", …: for sentences
+  bool complete = false;  // failing rows: the run went to its end all the same, so what it does not show is absent
+  std::string verdict;    // "guard", "unsupported", …: for sentences
   std::string reason;
   std::string plant;
   bool runs_on_target = true;  // false: passed here, but cannot run on the target; not a work-around

@@ -58,8 +58,8 @@ Session::Session(const Checkpoint* checkpoint, SessionOptions options, Journal* 
       journal_(journal),
       known_(std::move(known)),
       start_(monotonic_seconds()) {
-  // Read by OpenBLAS when a worker starts. Workers fill the cores by their number; threads of each would cost memory and time to
-  // start, make sums depend on the machine, and keep a worker that is short of memory from ending.
+  // Read by OpenBLAS when a worker starts. Workers fill the cores by their number; threads of each would cost memory
+  // and time to start, make sums depend on the machine, and keep a worker that is short of memory from ending.
   constexpr int kKeepTheUsers = 0;
   ::setenv("OPENBLAS_NUM_THREADS", "1", kKeepTheUsers);
 }

@@ -54,8 +54,8 @@ std::string signature_text(const SignatureParts& parts) {
 }
 
 std::string signature_of(const Violation& violation) {
-  return signature_text({violation.kind, violation.op, violation.kernel, violation.phase, violation.setting,
-                         violation.attribute});
+  return signature_text(
+      {violation.kind, violation.op, violation.kernel, violation.phase, violation.setting, violation.attribute});
 }
 
 std::string signature_of(const ConfigurationResult& configuration) {

@@ -14,7 +14,8 @@ class Members {
   }
 
   void read(const char* key, std::string& out) {
-    if (const auto* value = find(key, &nlohmann::json::is_string, "a string")) out = value->get_ref<const std::string&>();
+    if (const auto* value = find(key, &nlohmann::json::is_string, "a string"))
+      out = value->get_ref<const std::string&>();
   }
   void read(const char* key, bool& out) {
     if (const auto* value = find(key, &nlohmann::json::is_boolean, "a boolean")) out = value->get_ptr<const bool*>()[0];
@@ -50,8 +51,9 @@ class Members {
         out.push_back(element.get_ref<const std::string&>());
       } else {
         if (!element.is_number_integer()) return fail(key, "a list of integers");
-        out.push_back(static_cast<T>(element.is_number_unsigned() ? static_cast<int64_t>(*element.get_ptr<const uint64_t*>())
-                                                                  : *element.get_ptr<const int64_t*>()));
+        out.push_back(static_cast<T>(element.is_number_unsigned()
+                                         ? static_cast<int64_t>(*element.get_ptr<const uint64_t*>())
+                                         : *element.get_ptr<const int64_t*>()));
       }
     }
   }
@@ -70,9 +72,7 @@ class Members {
   void fail(const std::string& key, const char* what) {
     if (problem_.empty()) problem_ = fmt::format("'{}' must be {}", key, what);
   }
-  Status status(const char* where) const {
-    return problem_.empty() ? Status{} : bad_input("{}: {}", where, problem_);
-  }
+  Status status(const char* where) const { return problem_.empty() ? Status{} : bad_input("{}: {}", where, problem_); }
 
  private:
   const nlohmann::json* find(const char* key, bool (nlohmann::json::*is)() const noexcept, const char* what) {
@@ -88,26 +88,43 @@ class Members {
 };
 
 nlohmann::json to_json(const ProbePlan& plan) {
-  return {{"tokens", plan.tokens},           {"ids", plan.ids},
-          {"temperature", plan.temperature}, {"top_p", plan.top_p},
+  return {{"tokens", plan.tokens},
+          {"ids", plan.ids},
+          {"temperature", plan.temperature},
+          {"top_p", plan.top_p},
           {"server_sequence", plan.server_sequence},
           {"prefill_lengths", plan.prefill_lengths},
-          {"chunk", plan.chunk},             {"contexts", plan.contexts},
-          {"batch", plan.batch},             {"steps", plan.steps}};
+          {"chunk", plan.chunk},
+          {"contexts", plan.contexts},
+          {"batch", plan.batch},
+          {"steps", plan.steps}};
 }
 
 nlohmann::json to_json(const RunOptions& options) {
-  return {{"op_by_op", options.op_by_op},   {"serialize_all", options.serialize_all}, {"serialize", options.serialize},
-          {"reference", options.reference}, {"kernel_limit", options.kernel_limit}, {"eager", options.eager},                 {"no_poison", options.no_poison},
-          {"repair_scales", options.repair_scales}, {"only_probe", options.only_probe}, {"repeat", options.repeat},
+  return {{"op_by_op", options.op_by_op},
+          {"serialize_all", options.serialize_all},
+          {"serialize", options.serialize},
+          {"reference", options.reference},
+          {"kernel_limit", options.kernel_limit},
+          {"eager", options.eager},
+          {"no_poison", options.no_poison},
+          {"repair_scales", options.repair_scales},
+          {"only_probe", options.only_probe},
+          {"repeat", options.repeat},
           {"capsule", options.capsule}};
 }
 
 }  // namespace
 
 nlohmann::json to_json(const WorkerTask& task) {
-  return {{"id", task.id},         {"purpose", task.purpose}, {"resolved", task.resolved},        {"checks", task.checks},
-          {"plant", task.plant},   {"probes", to_json(task.probes)}, {"seed", task.seed}, {"options", to_json(task.options)}};
+  return {{"id", task.id},
+          {"purpose", task.purpose},
+          {"resolved", task.resolved},
+          {"checks", task.checks},
+          {"plant", task.plant},
+          {"probes", to_json(task.probes)},
+          {"seed", task.seed},
+          {"options", to_json(task.options)}};
 }
 
 std::string WorkerTask::key() const {
@@ -159,12 +176,27 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
 }
 
 nlohmann::json to_json(const Violation& v) {
-  return {{"op", v.op},           {"kernel", v.kernel}, {"provenance", v.provenance}, {"build", v.build},
-          {"phase", v.phase},     {"step", v.step},     {"layer", v.layer},           {"rank", v.rank},
-          {"tensor", v.tensor},   {"kind", v.kind},     {"index", v.index},           {"value", v.value},
-          {"probe", v.probe},     {"follows", v.follows},
-          {"bits", v.bits},       {"count", v.count},   {"inputs_clean", v.inputs_clean},
-          {"bad_input", v.bad_input}, {"detail", v.detail}, {"setting", v.setting}, {"attribute", v.attribute}};
+  return {{"op", v.op},
+          {"kernel", v.kernel},
+          {"provenance", v.provenance},
+          {"build", v.build},
+          {"phase", v.phase},
+          {"step", v.step},
+          {"layer", v.layer},
+          {"rank", v.rank},
+          {"tensor", v.tensor},
+          {"kind", v.kind},
+          {"index", v.index},
+          {"value", v.value},
+          {"probe", v.probe},
+          {"follows", v.follows},
+          {"bits", v.bits},
+          {"count", v.count},
+          {"inputs_clean", v.inputs_clean},
+          {"bad_input", v.bad_input},
+          {"detail", v.detail},
+          {"setting", v.setting},
+          {"attribute", v.attribute}};
 }
 
 Result<Violation> violation_from_json(const nlohmann::json& json) {

@@ -73,10 +73,10 @@ struct TaskResult {
   int64_t probe = -1;                  // index of the probe that failed
   int64_t probes = 0;                  // probes run
   int64_t plant_fired = 0;
-  std::vector<std::string> edges;  // ops before the violating one in its pass, whose output it reads first
+  std::vector<std::string> edges;         // ops before the violating one in its pass, whose output it reads first
   std::vector<std::string> edge_kernels;  // theirs
-  int64_t launches = 0;            // ops launched
-  std::string last_kernel_op;      // with a kernel limit: the last op that ran on its kernel
+  int64_t launches = 0;                   // ops launched
+  std::string last_kernel_op;             // with a kernel limit: the last op that ran on its kernel
   std::string last_kernel;
   std::string replayed;  // op_by_op: the violating op run again on its recorded inputs: yes, no; empty: not done
   std::string

@@ -158,7 +158,8 @@ class TaskRunner {
       hooks.use_reference = [this](const Op& op, int64_t) {
         for (const std::string& pattern : task_.options.reference)
           if (pattern == op.name || pattern == op_pattern(op.name) ||
-              (pattern.starts_with(kSettingPrefix) && structural_difference(op) == pattern.substr(kSettingPrefix.size())))
+              (pattern.starts_with(kSettingPrefix) &&
+               structural_difference(op) == pattern.substr(kSettingPrefix.size())))
             return true;
         return false;
       };
@@ -259,7 +260,8 @@ class TaskRunner {
     return true;
   }
 
-  // The ops whose results may not have been there yet: those whose output the op reads, then the others of its layer, nearest first.
+  // The ops whose results may not have been there yet: those whose output the op reads, then the others of its layer,
+  // nearest first.
   std::vector<const Op*> edges_before(int op_index) const {
     const Pass& pass = engine_->last_pass();
     const Op& op = pass.ops[static_cast<size_t>(op_index)];
@@ -290,7 +292,8 @@ class TaskRunner {
     mark(WorkerPhase::kReplay, found.op);
     int broken = 0;
     for (int i = 0; i < kReplays; ++i)
-      if (replay_op(pass, found.op_index, engine_->last_info(), engine_->hooks(), task_.seed + static_cast<uint64_t>(i)))
+      if (replay_op(pass, found.op_index, engine_->last_info(), engine_->hooks(),
+                    task_.seed + static_cast<uint64_t>(i)))
         ++broken;
     return broken == kReplays ? "yes" : "no";
   }
@@ -328,7 +331,8 @@ class TaskRunner {
 Result<Checkpoint> attach_checkpoint(const nlohmann::json& payload) {
   const auto manifest = payload.find("manifest");
   const auto descriptors = payload.find("descriptors");
-  if (manifest == payload.end() || !manifest->is_string() || descriptors == payload.end() || !descriptors->is_number_integer())
+  if (manifest == payload.end() || !manifest->is_string() || descriptors == payload.end() ||
+      !descriptors->is_number_integer())
     return internal_error("the worker was given no checkpoint");
   std::vector<int> fds;
   const int64_t count = *descriptors->get_ptr<const int64_t*>();
@@ -368,6 +372,8 @@ Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint
   return TaskRunner(task, checkpoint, progress).run();
 }
 
-int worker_main() { return run_worker(worker_body); }
+int worker_main() {
+  return run_worker(worker_body);
+}
 
 }  // namespace faultline

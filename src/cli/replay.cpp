@@ -23,7 +23,9 @@ int fail_replay(const Error& error) {
   return error.kind == ErrorKind::kCannotRun ? static_cast<int>(ExitCode::kCannotRunHere) : code;
 }
 
-bool is_capsule(const std::string& path) { return path.ends_with(".safetensors"); }
+bool is_capsule(const std::string& path) {
+  return path.ends_with(".safetensors");
+}
 
 int run_one_capsule(const BisectOptions& options, bool with_plant) {
   CapsuleOptions capsule;
@@ -43,7 +45,8 @@ int run_one_capsule(const BisectOptions& options, bool with_plant) {
     fmt::print("  {}\n", v.detail);
   }
   if (!result.message.empty()) fmt::print("  {}\n", result.message);
-  if (!result.failed()) fmt::print("  it was {} when the capsule was written: {}\n", outcome->recorded.kind, outcome->recorded.detail);
+  if (!result.failed())
+    fmt::print("  it was {} when the capsule was written: {}\n", outcome->recorded.kind, outcome->recorded.detail);
   return static_cast<int>(outcome->exit_code);
 }
 
@@ -67,10 +70,14 @@ int run(const BisectOptions& options, const std::string& id) {
 void add_replay_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BisectOptions>();
   auto id = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("replay",
-                                         "Run one configuration or one capsule of a report again: exit code 0 good, 1 fails, 125 "
-                                         "cannot run here (fit for git bisect run)");
-  command->add_option("case", options->experiment, "a case file (RUN/cases/c017.yaml), a capsule (RUN/capsules/c017.safetensors), or a run directory with --id")
+  CLI::App* command =
+      app.add_subcommand("replay",
+                         "Run one configuration or one capsule of a report again: exit code 0 good, 1 fails, 125 "
+                         "cannot run here (fit for git bisect run)");
+  command
+      ->add_option(
+          "case", options->experiment,
+          "a case file (RUN/cases/c017.yaml), a capsule (RUN/capsules/c017.safetensors), or a run directory with --id")
       ->required();
   command->add_option("--id", *id, "configuration of the run: c017, or c017+late_tile");
   auto no_plant = std::make_shared<bool>(false);
@@ -82,7 +89,8 @@ void add_replay_command(CLI::App& app, int& exit_code) {
       return;
     }
     if (*no_plant) {
-      exit_code = fail(Error{ErrorKind::kBadInput, "--no-plant is for capsules; name the unplanted configuration by --id (c017)"});
+      exit_code = fail(
+          Error{ErrorKind::kBadInput, "--no-plant is for capsules; name the unplanted configuration by --id (c017)"});
       return;
     }
     if (is_directory(options->experiment)) {

@@ -22,7 +22,7 @@ struct Violation {
   int64_t step = 0;        // pass number within the phase, from 0
   int64_t layer = -1;
   int64_t rank = 0;
-  int64_t probe = -1;      // index into the probes; -1: the warm-up
+  int64_t probe = -1;          // index into the probes; -1: the warm-up
   std::string tensor;          // "layers.0.self_attn.kv_cache"
   std::string kind;            // a verdict name: "nonfinite", "layout", "bounds", …
   std::vector<int64_t> index;  // coordinates within the tensor; caches: [slot, byte or column]
