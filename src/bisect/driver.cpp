@@ -299,6 +299,8 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
   FAULTLINE_TRY(run.prepared, prepare_experiment(options));
   FAULTLINE_TRY(run.grid, expand_grid(run.prepared.experiment));
   FAULTLINE_TRY(const JournalContents contents, load_journal(directory.journal_path()));
+  if (contents.header.experiment_hash != hash_text(write_experiment(run.prepared.experiment)))
+    return bad_input("{}: experiment.yaml there is not the one that was run; put it back as it was", run_directory);
   FAULTLINE_TRY(auto known, results_in(contents.entries));
   Session session(nullptr, session_options(options, run.prepared.experiment), nullptr, std::move(known));
   FAULTLINE_TRY_STATUS(execute(run, session, directory));

@@ -84,17 +84,9 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
       findings.next_experiments.push_back("The plant " + plant +
                                           " never triggered: its selector matches nothing that ran.");
   }
+  // What holds for every run (own kernels, check level, repeats) the report says by itself.
   auto& limits = findings.limits;
-  limits.push_back(
-      "Kernels marked 'own' follow a backend's data layout, index handling and arithmetic; they are not that vendor's "
-      "code, "
-      "and no vendor's kernel is convicted by them.");
-  if (experiment.checks != "reference")
-    limits.push_back("The check level was '" + experiment.checks +
-                     "': values that are finite and in range but wrong were not looked for.");
   limits.push_back("Everything ran on the CPU: faults of a GPU's timing, memory model or compiler cannot show here.");
-  if (experiment.repeats == 1)
-    limits.push_back("Each configuration ran once: a fault that fires now and then may have been missed.");
   for (const MaskedRows& masked : search.masked)
     limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature +
                      "': " + std::to_string(masked.rows.size()) + " of them.");

@@ -1,6 +1,9 @@
 #include "cli/bisect.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "base/file.h"
 #include "bisect/driver.h"
@@ -19,7 +22,20 @@ std::string plants_help() {
   return text;
 }
 
+// Before hours of work, not after: the folder of the file must be there and take files.
+Status check_json_path(const std::string& path) {
+  if (path.empty() || path == "-") return {};
+  const std::filesystem::path file(path);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) return bad_input("--json {}: that is a folder; name a file", path);
+  if (!std::filesystem::is_directory(folder, error) || access(folder.c_str(), W_OK) != 0)
+    return bad_input("--json {}: no file can be made in {}", path, folder.string());
+  return {};
+}
+
 int run(const BisectOptions& options, const std::string& json) {
+  if (const Status status = check_json_path(json); !status) return fail(status.error());
   const auto outcome = run_bisect(options);
   if (!outcome) return fail(outcome.error());
   if (!json.empty() && json != "-") {

@@ -68,6 +68,8 @@ Result<EngineConfig> configuration(const Options& options, const ModelConfig& mo
   const Experiment none;
   const ResolvedConfiguration row = resolve(axes, *profile, target, shape_info(&model, none));
   if (!can_run(row, false)) return cannot_run("{}: {} [{}]", target_status_name(row.status), row.reason, row.source);
+  if (row.status == TargetStatus::kLayout) fmt::print(stderr, "faultline: warning: {} [{}]\n", row.reason, row.source);
+  for (const std::string& note : row.notes) fmt::print(stderr, "faultline: note: {}\n", note);
   return engine_config(row.resolved, CheckLevel::kFinite, options.seed, 0);
 }
 

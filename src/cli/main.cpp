@@ -1,6 +1,10 @@
 // faultline: finds out which kernel breaks a model. Each subcommand is a file of its own in this folder.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
@@ -14,8 +18,24 @@
 #include "cli/report.h"
 #include "cli/synth.h"
 
+namespace {
+
+// A descriptor 0, 1 or 2 that we were started without would be taken by the next file opened, and then written to as
+// stdout.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) == -1) {
+      const int opened = open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY);  // the lowest free one: fd itself
+      if (opened != fd) _exit(static_cast<int>(faultline::ExitCode::kInternal));
+    }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace faultline;
+  open_standard_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit then is an error of the write, with a message
   // Started by the pool only: no help, no options.
   if (argc == 2 && std::strcmp(argv[1], "worker") == 0) return worker_main();
 

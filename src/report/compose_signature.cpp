@@ -5,18 +5,35 @@
 #include "report/compose.h"
 #include "report/escape.h"
 #include "report/phrases.h"
+#include "report/verdict.h"
 
 namespace faultline {
 namespace {
 
-Text reproduces_text(const std::string& answer) {
+// What was repeated differs by culprit: an op alone, a whole run, a checkpoint tensor.
+Text reproduces_text(const Localized& localized) {
+  const std::string& answer = localized.reproduces;
+  if (localized.culprit == "ordering" && answer == "yes")
+    return "yes: the same run fails again each time; each op alone is clean";
+  if (localized.culprit == "setting" && answer == "yes")
+    return "yes: run again op by op, the same gap to the model shows";
+  if (localized.culprit == "weights" && answer == "yes") return "yes: the tensor of the checkpoint is what it is";
+  if (verdict_class(localized.kind) == VerdictClass::kDeath && answer == "yes")
+    return "yes: run again, the worker ends in the same op in the same way";
   if (answer == "yes") return "yes: replayed alone on its recorded inputs, the op breaks again";
   if (answer == "no")
     return "no: replayed alone on its recorded inputs, the op behaves; the fault needs the run around it";
   return "unknown: it could not be replayed";
 }
 
-Text necessary_text(const std::string& answer) {
+Text necessary_text(const Localized& localized) {
+  const std::string& answer = localized.necessary;
+  if (localized.culprit == "ordering" && answer == "yes")
+    return "yes: with this one edge forced to wait the failure is gone from the run";
+  if (localized.culprit == "setting" && answer == "yes")
+    return "yes: with the model's own value in its place the gap is gone";
+  if (localized.culprit == "weights" && answer == "yes")
+    return "yes: with a usable value in its place the failure is gone from the run";
   if (answer == "yes") return "yes: with a reference in its place the failure is gone from the run";
   if (answer == "no") return "no: with a reference in its place the run still fails this way";
   return "unknown: no run with a reference in its place could be made";
@@ -60,14 +77,19 @@ void compose_signature(const Findings& findings, const Localized& localized, int
     add("First broken contract", place_text(*violation).text(" (" + example->id + ")"));
     add("What was expected", violation->detail);
     add("Kernel", kernel_text(violation->kernel, violation->provenance, violation->follows));
+    if (!localized.op.empty() && localized.op != violation->op)
+      add("Convicted op", Text()
+                              .code(localized.op)
+                              .text(", kernel ")
+                              .append(kernel_text(localized.kernel, localized.provenance, localized.follows)));
     add("Inputs clean", inputs_text(*violation));
     add("Build", build_text(violation->build));
   } else {
     add("Op", localized.op.empty() ? Text() : Text().code(localized.op));
     add("Kernel", kernel_text(localized.kernel, localized.provenance, localized.follows));
   }
-  add("Reproduces alone", reproduces_text(localized.reproduces));
-  add("Necessary", necessary_text(localized.necessary));
+  add("Reproduces alone", reproduces_text(localized));
+  add("Necessary", necessary_text(localized));
   add("Confidence", localized.confidence);
   add("Smallest combination", combinations_text(findings, localized));
   add("Configurations", fmt::format("{} ({})", ids_text(localized.configurations), localized.configurations.size()));
