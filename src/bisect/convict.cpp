@@ -157,16 +157,15 @@ class Case {
                       found.detail));
       return go(Step::kNecessary);
     }
+    const bool bad_weights =
+        is_checkpoint_tensor(found.tensor) || (found.inputs_clean == "no" && is_checkpoint_tensor(found.bad_input));
     std::string culprit = "kernel";
-    if (found.kind == "layout") {
+    if (found.kind == "layout")
       culprit = "layout";
-    } else if (found.inputs_clean == "no" && is_checkpoint_tensor(found.bad_input)) {
+    else if (bad_weights)
       culprit = "weights";
-    } else if (is_checkpoint_tensor(found.tensor)) {
-      culprit = "weights";
-    } else if (found.op == "batch.prepare") {
+    else if (found.op == "batch.prepare")
       culprit = "metadata";
-    }
     suspect(found, culprit);
     out_.reproduces = result.replayed.empty() ? "unknown" : result.replayed;
     say(fmt::format("Run again op by op, the first broken contract is {} in {}: {}", found.kind, found.tensor,

@@ -108,6 +108,7 @@ Status screen_unplanted(Run& run, Session& session) {
   }
   FAULTLINE_TRY(const std::vector<ScreenRow> all, rows_of(run.grid.rows));
   std::vector<bool> allowed;
+  allowed.reserve(all.size());
   for (const ScreenRow& row : all) allowed.push_back(!row.tasks.empty());
   std::vector<GridRow> chosen;
   for (const size_t i : covering_rows(run.grid.rows, allowed)) chosen.push_back(run.grid.rows[i]);
