@@ -1,10 +1,30 @@
 #include "kernels/launch.h"
 
+#include <cstdio>
 #include <numeric>
 
 #include "base/error.h"
 
 namespace faultline::kernels {
+namespace {
+
+constexpr size_t kErrorBytes = 512;
+thread_local char launch_error[kErrorBytes];
+thread_local bool launch_failed = false;
+
+}  // namespace
+
+const char* take_launch_error() {
+  if (!launch_failed) return nullptr;
+  launch_failed = false;
+  return launch_error;
+}
+
+void note_launch_error(const char* text) {
+  if (launch_failed) return;
+  launch_failed = true;
+  static_cast<void>(std::snprintf(launch_error, kErrorBytes, "%s", text));
+}
 
 HostBlock::HostBlock(Grid grid, int threads, size_t shared_bytes, uint64_t seed)
     : grid_(grid),

@@ -13,8 +13,8 @@
 //     block.place(t)                       where we are, for the views' records
 //
 // The host runs the threads of a phase one after another in a seeded random order (LaunchContext::seed), so that a
-// missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.h, with the CUDA
-// engine).
+// missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.cuh); what stands
+// outside the phases is then run by every thread, so it must not write.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,20 @@ struct Grid {
 
 struct LaunchContext {
   uint64_t seed = 0;         // order of threads and blocks on the host
-  AccessLog* log = nullptr;  // of the checked build
+  AccessLog* log = nullptr;  // of the checked build; where the kernel can write
+  bool cuda = false;         // the operands lie in a GPU's memory, and the launch goes to `stream`
+  void* stream = nullptr;    // cudaStream_t
 };
+
+// A launch on the GPU. Defined in cuda_launch.cuh, instantiated in kernels/*.cu for every body that is launched. A
+// launch that CUDA refuses (grid, shared memory, no code for the architecture) is kept for take_launch_error.
+template <class Body>
+void cuda_launch(const LaunchContext& context, Grid grid, int threads, size_t shared_bytes, const Body& body);
+
+// The first refused launch of this thread since the last call, in words; nullptr when there was none. The text lives
+// until the next refusal.
+const char* take_launch_error();
+void note_launch_error(const char* text);
 
 class HostBlock {
  public:
@@ -108,6 +120,12 @@ class PerThread {
 // Runs `body` once for each block of the grid. `shared_bytes` bounds the body's shared arrays; asking for more aborts.
 template <class Body>
 void launch(const LaunchContext& context, Grid grid, int threads, size_t shared_bytes, const Body& body) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (context.cuda) {
+    cuda_launch(context, grid, threads, shared_bytes, body);
+    return;
+  }
+#endif
   HostBlock block(grid, threads, shared_bytes, context.seed);
   for (int64_t z = 0; z < grid.z; ++z)
     for (int64_t y = 0; y < grid.y; ++y)

@@ -6,7 +6,6 @@
 namespace faultline {
 namespace {
 
-constexpr uint8_t kCanary = 0xC5;
 constexpr std::align_val_t kAlignment{64};
 
 class CpuBuffer : public Buffer {
@@ -43,14 +42,22 @@ class CpuBuffer : public Buffer {
 
 class CpuDevice : public Device {
  public:
+  DeviceKind kind() const override { return DeviceKind::kCpu; }
   std::string name() const override { return "cpu"; }
   Result<std::unique_ptr<Buffer>> allocate(size_t bytes) override {
-    // Memory that runs out throws std::bad_alloc here as in every container: a worker then ends with the verdict oom.
     void* base = ::operator new(bytes + 2 * Buffer::kCanaryBytes, kAlignment);
     return std::unique_ptr<Buffer>(std::make_unique<CpuBuffer>(static_cast<std::byte*>(base), bytes));
   }
+  Result<std::unique_ptr<Buffer>> allocate_host(size_t bytes) override { return allocate(bytes); }
+  Result<std::byte*> map_host(std::byte* memory, size_t) override { return memory; }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override { memcpy(to, from, bytes); }
-  Status synchronize() override { return {}; }
+  void copy_async(std::byte* to, const std::byte* from, size_t bytes) override { memcpy(to, from, bytes); }
+  void* stream() const override { return nullptr; }
+  std::optional<DeviceFault> wait() override { return std::nullopt; }
+  Status begin_capture() override { return cannot_run("the CPU records no graphs"); }
+  Result<std::unique_ptr<DeviceGraph>> end_capture() override { return cannot_run("the CPU records no graphs"); }
+  Status launch(const DeviceGraph&) override { return cannot_run("the CPU records no graphs"); }
+  Memory memory() const override { return {}; }
 };
 
 }  // namespace
@@ -58,5 +65,29 @@ class CpuDevice : public Device {
 std::unique_ptr<Device> make_cpu_device() {
   return std::make_unique<CpuDevice>();
 }
+
+Result<std::unique_ptr<Device>> make_device(const std::string& name) {
+  if (name == "cpu") return make_cpu_device();
+  if (name == "auto") {
+    if (cuda_usable(0)) return make_cuda_device(0);
+    return make_cpu_device();
+  }
+  if (name == "cuda") return make_cuda_device(0);
+  constexpr std::string_view kPrefix = "cuda:";
+  const std::string number = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : "";
+  if (!number.empty() && number.size() <= 3 && number.find_first_not_of("0123456789") == std::string::npos)
+    return make_cuda_device(std::stoi(number));
+  return bad_input("there is no device '{}'; devices are auto, cpu, cuda and cuda:N", name);
+}
+
+#ifndef FAULTLINE_HAVE_CUDA
+Status cuda_usable(int) {
+  return cannot_run("this build has no CUDA engine: no nvcc was found when it was configured");
+}
+
+Result<std::unique_ptr<Device>> make_cuda_device(int ordinal) {
+  return tl::make_unexpected(cuda_usable(ordinal).error());
+}
+#endif
 
 }  // namespace faultline
