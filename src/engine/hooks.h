@@ -12,6 +12,8 @@
 
 namespace faultline {
 
+class Device;
+
 // Where a run is: which pass of which phase.
 struct PassInfo {
   PassPhase phase = PassPhase::kPrefill;
@@ -32,6 +34,11 @@ class FaultInjector {
   // Weights are read by the injector's leave only: it may hand out broken copies. Called once, before the first pass is
   // built.
   virtual void weights(ModelWeights& weights) = 0;
+  // Whether it may ever strike this op, in any pass. Such an op is not recorded into a graph: what the injector does
+  // with it may need the host.
+  virtual bool touches(const Op&) const { return true; }
+  // Where the operands of its calls lie. Called once, before weights(), and only where that is not the host.
+  virtual void use_device(Device&) {}
 };
 
 // Sees a run as it goes. Calls must be cheap: they are made for every op.
