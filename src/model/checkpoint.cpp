@@ -90,7 +90,7 @@ void Checkpoint::State::index_tensors() {
       view.stride[static_cast<size_t>(i)] = stride;
       stride *= view.shape[static_cast<size_t>(i)];
     }
-    tensors.push_back({row.entry.name, view, row.file});
+    tensors.push_back({row.entry.name, view, row.file, row.entry.begin});
   }
   for (size_t i = 0; i < tensors.size(); ++i) by_name.emplace(tensors[i].name, i);
 }

@@ -58,7 +58,8 @@ void dequantize_row(const LinearWeight& weight, int64_t row, float* out);
 struct StoredTensor {
   std::string name;
   TensorView view;
-  size_t file = 0;
+  size_t file = 0;     // descriptors()[file + 1]
+  uint64_t begin = 0;  // bytes from the start of the file
 };
 
 // Movable; owns the mappings, so every view dies with it.
