@@ -117,6 +117,12 @@ const OpKind& op_kind(std::string_view name) {
   return it->second;
 }
 
+std::vector<const OpKind*> op_kinds() {
+  std::vector<const OpKind*> result;
+  for (const auto& [name, kind] : registry().kinds) result.push_back(&kind);
+  return result;
+}
+
 const Kernel* find_kernel(std::string_view kind, std::string_view name) {
   const auto it = registry().kernels.find(std::make_pair(std::string(kind), std::string(name)));
   return it == registry().kernels.end() ? nullptr : &it->second;

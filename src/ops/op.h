@@ -203,6 +203,7 @@ struct RegisterKernel {
   explicit RegisterKernel(Kernel kernel);
 };
 const OpKind& op_kind(std::string_view name);                             // aborts when unknown
+std::vector<const OpKind*> op_kinds();                                    // sorted by name
 const Kernel* find_kernel(std::string_view kind, std::string_view name);  // null when unknown
 std::vector<const Kernel*> kernels_of(std::string_view kind);             // sorted by name
 const Kernel* kernel_serving(std::string_view axis, std::string_view value, std::string_view kind);
