@@ -11,6 +11,7 @@
 //     block.sum(x), block.max(x)           reductions of a PerThread<float>, the same result for every thread
 //     block.atomic_add(pointer, value)     returns the old value
 //     block.place(t)                       where we are, for the views' records
+// A body with a type HostOnly is not compiled for a GPU (a test's).
 //
 // The host runs the threads of a phase one after another in a seeded random order (LaunchContext::seed), so that a
 // missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.cuh); what stands
@@ -37,6 +38,7 @@ struct LaunchContext {
   AccessLog* log = nullptr;  // of the checked build; where the kernel can write
   bool cuda = false;         // the operands lie in a GPU's memory, and the launch goes to `stream`
   void* stream = nullptr;    // cudaStream_t
+  bool plain = false;        // the single-source body even where a CUDA-only one is faster (its twin, for tests)
 };
 
 // A launch on the GPU. Defined in cuda_launch.cuh, instantiated in kernels/*.cu for every body that is launched. A
@@ -121,9 +123,11 @@ class PerThread {
 template <class Body>
 void launch(const LaunchContext& context, Grid grid, int threads, size_t shared_bytes, const Body& body) {
 #ifdef FAULTLINE_HAVE_CUDA
-  if (context.cuda) {
-    cuda_launch(context, grid, threads, shared_bytes, body);
-    return;
+  if constexpr (!requires { typename Body::HostOnly; }) {
+    if (context.cuda) {
+      cuda_launch(context, grid, threads, shared_bytes, body);
+      return;
+    }
   }
 #endif
   HostBlock block(grid, threads, shared_bytes, context.seed);

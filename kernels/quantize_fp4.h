@@ -15,6 +15,13 @@ namespace faultline::kernels {
 
 inline constexpr int kQuantizeFp4Threads = 64;
 
+// Scalars in a GPU's memory, of which the largest is the input scale (a NaN wins): the host cannot read them.
+struct InputScales {
+  static constexpr int kCapacity = 1024;  // 256 experts x 2 projections, twice; a launch parameter has 32764 bytes
+  int32_t count = 0;                      // 0: `global` is known
+  const float* at[kCapacity];
+};
+
 template <class T, bool kChecked>
 struct QuantizeFp4Body {
   static constexpr int kBlockColumns = 16;
@@ -29,6 +36,7 @@ struct QuantizeFp4Body {
   int64_t codes_stride = 0;
   int64_t scales_stride = 0;
   float global = 0;
+  InputScales input_scales;
   AccessLog* log = nullptr;
 
   template <class Block>
@@ -37,6 +45,19 @@ struct QuantizeFp4Body {
     const auto codes_view = open<kChecked>(codes, log, block);
     const auto scales_view = open<kChecked>(scales, log, block);
     const int64_t row = block.index(0);
+    float inverse = global;
+    if (input_scales.count > 0) {
+      PerThread<float, Block> largest(block);
+      block.for_each_thread([&](int t) {
+        float best = -INFINITY;
+        for (int i = t; i < input_scales.count; i += block.threads()) {
+          const float value = *input_scales.at[i];
+          if (value > best || value != value) best = value;
+        }
+        largest[t] = best;
+      });
+      inverse = 1.0f / block.max(largest);
+    }
     block.for_each_thread([&](int t) {
       for (int64_t b = t; b < columns / kBlockColumns; b += block.threads()) {
         float values[kBlockColumns];
@@ -44,12 +65,12 @@ struct QuantizeFp4Body {
           values[i] = to_float(x_view.load(row * x_stride + b * kBlockColumns + i));
         float amax = fabsf(values[0]);
         for (int i = 1; i < kBlockColumns; ++i) amax = fmaxf(amax, fabsf(values[i]));
-        const uint8_t rounded = float_to_e4m3(clamp_e4m3(global * amax / kLargestCode));
+        const uint8_t rounded = float_to_e4m3(clamp_e4m3(inverse * amax / kLargestCode));
         // The hardware's conversion gives the positive NaN, whatever the sign of the float's.
         const uint8_t code = e4m3_is_nan(rounded) ? kE4m3Nan : rounded;
         scales_view.store(row * scales_stride + b, code);
         const float scale = e4m3_to_float(code);
-        const float factor = scale == 0.0f ? 0.0f : global / scale;
+        const float factor = scale == 0.0f ? 0.0f : inverse / scale;
         for (int i = 0; i < kBlockColumns; i += 2) {
           const uint8_t low = float_to_e2m1(values[i] * factor);
           const uint8_t high = float_to_e2m1(values[i + 1] * factor);

@@ -8,11 +8,14 @@
 //            PyTorch.
 //   sample   the first token whose cumulative probability exceeds the row's draw; the last token when none does. A row
 //   with
-//            a NaN, an infinite or a negative probability sets its flag, and its token is whatever the sums give.
+//            a NaN, an infinite or a negative probability sets its flag, and its token is whatever the sums give. On a
+//            GPU, where nobody reads flags, `asserts` makes it a device-side assert (torch.multinomial); the checked
+//            build records the element instead (AccessKind::kFailedAssertion), so that the run goes on.
 //   argmax   lowest index among the largest; a NaN never wins; a row of NaN gives 0.
 // logits [R, V] and probs [R, V] float with row strides; uniform float, tokens and flags int32 [R].
 #pragma once
 
+#include <cassert>
 #include <cmath>
 
 #include "kernels/operand.h"
@@ -20,6 +23,16 @@
 namespace faultline::kernels {
 
 inline constexpr int kSamplingThreads = 128;
+
+// PyTorch's words (aten/src/ATen/native/cuda/TensorCompare.cu), by which people find the fault.
+#define FAULTLINE_MULTINOMIAL_MESSAGE "probability tensor contains either `inf`, `nan` or element < 0"
+
+// Ends every kernel of the process with cudaErrorAssert; nothing on the host.
+FAULTLINE_HD inline void device_assert_multinomial() {
+#ifdef __CUDA_ARCH__
+  __assert_fail(FAULTLINE_MULTINOMIAL_MESSAGE, __FILE__, __LINE__, "multinomial");
+#endif
+}
 
 struct TokenRun {
   int64_t begin = 0;
@@ -159,7 +172,8 @@ struct SampleBody {
   Operand<float> probs;
   Operand<float> uniform;
   Operand<int32_t> tokens;
-  int32_t* flags = nullptr;  // one a row: 0, or 1 where a probability is NaN, infinite or negative
+  int32_t* flags = nullptr;  // one a row, or none: 0, or 1 where a probability is NaN, infinite or negative
+  bool asserts = false;      // on a GPU: such a row is a device-side assert, in the checked build a record
   int64_t vocabulary = 0;
   int64_t probs_stride = 0;
   AccessLog* log = nullptr;
@@ -171,15 +185,15 @@ struct SampleBody {
     const auto tokens_view = open<kChecked>(tokens, log, block);
     const int64_t row = block.index(0) * probs_stride;
     double* partial = block.template shared<double>(block.threads());
-    int32_t* invalid = block.template shared<int32_t>(block.threads());
+    int32_t* invalid = block.template shared<int32_t>(block.threads());  // a run's first invalid token, or -1
 
     block.for_each_thread([&](int t) {
       const TokenRun run = token_run(t, block.threads(), vocabulary);
       double sum = 0;
-      invalid[t] = 0;
+      invalid[t] = -1;
       for (int64_t c = run.begin; c < run.end; ++c) {
         const float probability = probs_view.load(row + c);
-        if (!(probability >= 0.0f) || probability == INFINITY) invalid[t] = 1;
+        if ((!(probability >= 0.0f) || probability == INFINITY) && invalid[t] < 0) invalid[t] = static_cast<int32_t>(c);
         sum += probability;
       }
       partial[t] = sum;
@@ -187,9 +201,13 @@ struct SampleBody {
     block.for_each_thread([&](int t) {
       if (t != 0) return;
       const double draw = uniform_view.load(block.index(0));
-      int32_t flag = 0;
-      for (int i = 0; i < block.threads(); ++i) flag |= invalid[i];
-      flags[block.index(0)] = flag;
+      int32_t first_invalid = -1;
+      for (int i = block.threads() - 1; i >= 0; --i) first_invalid = invalid[i] >= 0 ? invalid[i] : first_invalid;
+      if (flags != nullptr) flags[block.index(0)] = first_invalid >= 0 ? 1 : 0;
+      if (asserts && first_invalid >= 0) {
+        probs_view.failed_assertion(row + first_invalid);
+        if constexpr (!kChecked) device_assert_multinomial();
+      }
       double cumulative = 0;
       int thread = 0;
       while (thread < block.threads() && !(cumulative + partial[thread] > draw)) cumulative += partial[thread++];

@@ -11,12 +11,16 @@
 
 namespace faultline::kernels {
 
+// What an entry of the log records: an access outside the extent, or an element inside it on which an assertion of the
+// kernel's own failed (a device-side assert in the unchecked build on a GPU).
+enum AccessKind : int32_t { kBadRead = 0, kBadWrite = 1, kFailedAssertion = 2 };
+
 // The first bad accesses of one launch. Plain data, so that it can live in device memory.
 struct BadAccess {
-  int32_t operand;  // position in the op's operand list
-  int32_t is_write;
-  int64_t index;   // flat element index
-  int64_t extent;  // valid: [0, extent)
+  int32_t operand;   // position in the op's operand list
+  int32_t is_write;  // AccessKind
+  int64_t index;     // flat element index
+  int64_t extent;    // valid: [0, extent)
   int64_t block;
   int32_t thread;
 };
@@ -59,7 +63,7 @@ class View {
   FAULTLINE_HD T load(int64_t i) const {
     if constexpr (kChecked) {
       if (i < 0 || i >= extent_) {
-        record(i, 0);
+        record(i, kBadRead);
         return BadValue<T>::get();
       }
     }
@@ -68,20 +72,24 @@ class View {
   FAULTLINE_HD void store(int64_t i, T value) const {
     if constexpr (kChecked) {
       if (i < 0 || i >= extent_) {
-        record(i, 1);
+        record(i, kBadWrite);
         return;
       }
     }
     data_[i] = value;
   }
   FAULTLINE_HD int64_t extent() const { return extent_; }
+  // Records that an assertion of the kernel's failed on element i (checked build only).
+  FAULTLINE_HD void failed_assertion(int64_t i) const {
+    if constexpr (kChecked) record(i, kFailedAssertion);
+  }
   // A byte-wise view's pieces are read through these, so that packed rows stay checked.
   template <class U>
   FAULTLINE_HD U load_as(int64_t byte_offset) const {
     static_assert(sizeof(T) == 1);
     if constexpr (kChecked) {
       if (byte_offset < 0 || byte_offset + static_cast<int64_t>(sizeof(U)) > extent_) {
-        record(byte_offset, 0);
+        record(byte_offset, kBadRead);
         return BadValue<U>::get();
       }
     }
@@ -94,7 +102,7 @@ class View {
     static_assert(sizeof(T) == 1);
     if constexpr (kChecked) {
       if (byte_offset < 0 || byte_offset + static_cast<int64_t>(sizeof(U)) > extent_) {
-        record(byte_offset, 1);
+        record(byte_offset, kBadWrite);
         return;
       }
     }

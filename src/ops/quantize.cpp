@@ -38,8 +38,21 @@ void model(const OpCall& call) {
     }
 }
 
+// Where the scalars lie, for a kernel on a GPU.
+kernels::InputScales device_scales(const Argument& argument) {
+  kernels::InputScales scales;
+  FAULTLINE_CHECK(argument.views.size() <= kernels::InputScales::kCapacity);
+  for (const TensorView& view : argument.views) {
+    FAULTLINE_CHECK(view.dtype == Dtype::kF32);
+    scales.at[scales.count++] = view.as<float>();
+  }
+  return scales;
+}
+
 KernelResult run(const OpCall& call) {
   const TensorView& x = call.view(QuantizeFp4::kX);
+  const Argument& input_scale = call.argument(QuantizeFp4::kInputScale);
+  const bool cuda = call.launch.cuda;
   with_build(call, x.dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
     kernels::launch_quantize_fp4(call.launch, x.dim(0),
@@ -51,7 +64,8 @@ KernelResult run(const OpCall& call) {
                                      .x_stride = x.stride[0],
                                      .codes_stride = call.view(QuantizeFp4::kCodes).stride[0],
                                      .scales_stride = call.view(QuantizeFp4::kScales).stride[0],
-                                     .global = 1.0f / largest_scalar(call.argument(QuantizeFp4::kInputScale)),
+                                     .global = cuda ? 0.0f : 1.0f / largest_scalar(input_scale),
+                                     .input_scales = cuda ? device_scales(input_scale) : kernels::InputScales{},
                                      .log = call.launch.log});
   });
   return std::nullopt;

@@ -120,17 +120,19 @@ KernelResult run_softmax(const OpCall& call) {
   return std::nullopt;
 }
 
-// Tokens, and whether some row holds a probability that is NaN, infinite or negative.
-bool launch_sample(const OpCall& call) {
+// Tokens, and whether some row holds a probability that is NaN, infinite or negative. On a GPU nobody waits for that:
+// with `asserts` such a row is a device-side assert, or a record in the checked build's log.
+bool launch_sample(const OpCall& call, bool asserts) {
   const TensorView& probs = call.view(Sample::kProbs);
-  std::vector<int32_t> flags(static_cast<size_t>(probs.dim(0)));
+  std::vector<int32_t> flags(call.launch.cuda ? 0 : static_cast<size_t>(probs.dim(0)));
   const auto launch = [&](auto checked) {
     kernels::launch_sample(
         call.launch, probs.dim(0),
         kernels::SampleBody<decltype(checked)::value>{.probs = kernel_operand<float>(call, Sample::kProbs),
                                                       .uniform = kernel_operand<float>(call, Sample::kUniform),
                                                       .tokens = kernel_operand<int32_t>(call, Sample::kTokens),
-                                                      .flags = flags.data(),
+                                                      .flags = call.launch.cuda ? nullptr : flags.data(),
+                                                      .asserts = asserts && call.launch.cuda,
                                                       .vocabulary = probs.dim(1),
                                                       .probs_stride = probs.stride[0],
                                                       .log = call.launch.log});
@@ -143,13 +145,12 @@ bool launch_sample(const OpCall& call) {
 }
 
 KernelResult run_pytorch(const OpCall& call) {
-  if (launch_sample(call))
-    return KernelFault{"device-assert", "probability tensor contains either `inf`, `nan` or element < 0"};
+  if (launch_sample(call, true)) return KernelFault{"device-assert", FAULTLINE_MULTINOMIAL_MESSAGE};
   return std::nullopt;
 }
 
 KernelResult run_flashinfer(const OpCall& call) {
-  launch_sample(call);
+  launch_sample(call, false);
   return std::nullopt;
 }
 

@@ -18,6 +18,7 @@ constexpr int kThreads = 32;
 // written yet.
 template <bool kBarrier>
 struct ReverseBody {
+  using HostOnly = void;
   const int* in;
   int* out;
 
@@ -47,6 +48,7 @@ bool reverses(uint64_t seed) {
 }
 
 struct CountBody {
+  using HostOnly = void;
   std::vector<int64_t>* seen;
   int* counter;
 
@@ -58,6 +60,7 @@ struct CountBody {
 };
 
 struct ReduceBody {
+  using HostOnly = void;
   float* sum;
   float* max;
   float nan_at;  // thread whose value is NaN, -1: none
@@ -74,6 +77,7 @@ struct ReduceBody {
 };
 
 struct PoisonBody {
+  using HostOnly = void;
   bool* nan;
 
   template <class Block>
@@ -85,6 +89,7 @@ struct PoisonBody {
 
 template <bool kChecked>
 struct CopyBody {
+  using HostOnly = void;
   Operand<float> in;
   Operand<float> out;
   int64_t shift;
