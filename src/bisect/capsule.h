@@ -83,6 +83,6 @@ struct CapsuleReplay {
   int broken = 0;
   int runs = 0;
 };
-Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant);
+Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant, Device& device);
 
 }  // namespace faultline

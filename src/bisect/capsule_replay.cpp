@@ -18,15 +18,16 @@ Result<std::unique_ptr<PlantedFault>> plant_of(const Capsule& capsule) {
 
 }  // namespace
 
-Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant) {
+Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant, Device& device) {
   FAULTLINE_CHECK(capsule.weights.empty());
   std::unique_ptr<PlantedFault> plant;
   if (with_plant && !capsule.plant.empty()) {
     FAULTLINE_TRY(plant, plant_of(capsule));
+    plant->use_device(device);
   }
   CapsuleReplay replay;
   for (; replay.runs < kReplays; ++replay.runs) {
-    auto found = replay_alone(capsule.op, capsule.info, plant.get(), capsule.seed + static_cast<uint64_t>(replay.runs));
+    auto found = replay_alone(capsule.op, capsule.info, plant.get(), capsule.seed + static_cast<uint64_t>(replay.runs), device);
     if (!found) continue;
     ++replay.broken;
     if (!replay.violation) replay.violation = std::move(found);

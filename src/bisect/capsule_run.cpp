@@ -46,12 +46,15 @@ Result<Checkpoint> open_model(const CapsuleOptions& options, const Capsule& caps
 Result<TaskResult> run_capsule_task(const nlohmann::json& work, const Checkpoint* checkpoint) {
   const auto path = work.find("path");
   const auto plant = work.find("plant");
-  if (path == work.end() || !path->is_string() || plant == work.end() || !plant->is_boolean())
+  const auto device_name = work.find("device");
+  if (path == work.end() || !path->is_string() || plant == work.end() || !plant->is_boolean() ||
+      device_name == work.end() || !device_name->is_string())
     return internal_error("the worker was given no capsule");
   const double start = monotonic_seconds();
   FAULTLINE_TRY(Capsule capsule, read_capsule(path->get_ref<const std::string&>()));
   if (checkpoint != nullptr) FAULTLINE_TRY_STATUS(bind_weights(capsule, *checkpoint));
-  FAULTLINE_TRY(const CapsuleReplay replay, replay_capsule(capsule, *plant->get_ptr<const bool*>()));
+  FAULTLINE_TRY(const auto device, make_device(device_name->get_ref<const std::string&>()));
+  FAULTLINE_TRY(const CapsuleReplay replay, replay_capsule(capsule, *plant->get_ptr<const bool*>(), *device));
   TaskResult result;
   result.verdict = "pass";
   result.seconds = monotonic_seconds() - start;
@@ -63,10 +66,11 @@ Result<TaskResult> run_capsule_task(const nlohmann::json& work, const Checkpoint
 }
 
 Result<CapsuleOutcome> run_capsule(const CapsuleOptions& options) {
+  FAULTLINE_TRY(const std::string device, usable_device(options.device));
   FAULTLINE_TRY(Capsule capsule, read_capsule(options.path));
   Task task;
   task.id = options.path;
-  task.payload = {{"capsule", {{"path", options.path}, {"plant", options.with_plant}}}};
+  task.payload = {{"capsule", {{"path", options.path}, {"plant", options.with_plant}, {"device", device}}}};
   std::optional<Checkpoint> checkpoint;
   if (!capsule.weights.empty()) {
     FAULTLINE_TRY(checkpoint, open_model(options, capsule));

@@ -17,6 +17,7 @@
 #include "bisect/plant.h"
 #include "bisect/run_directory.h"
 #include "bisect/search.h"
+#include "device/device.h"
 #include "grid/axes.h"
 #include "grid/shape.h"
 #include "model/synth.h"
@@ -64,10 +65,10 @@ Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
 }
 
 std::map<std::string, std::string> environment_of(const Experiment& experiment, const Checkpoint& checkpoint,
-                                                  const std::vector<std::string>& arguments) {
+                                                  const BisectOptions& options) {
   std::map<std::string, std::string> environment;
   environment["faultline"] = FAULTLINE_VERSION;
-  environment["device"] = "cpu";
+  environment["device"] = options.device;
   environment["model"] = experiment.model;
   environment["checkpoint"] = checkpoint.identity();
   environment["profile"] = experiment.profile;
@@ -78,7 +79,7 @@ std::map<std::string, std::string> environment_of(const Experiment& experiment, 
   if (uname(&machine) == 0)
     environment["system"] = fmt::format("{} {} {}", machine.sysname, machine.release, machine.machine);
   std::string line;
-  for (const std::string& argument : arguments) line += (line.empty() ? "" : " ") + argument;
+  for (const std::string& argument : options.arguments) line += (line.empty() ? "" : " ") + argument;
   environment["arguments"] = line;
   return environment;
 }
@@ -211,7 +212,9 @@ Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& o
 
 SessionOptions session_options(const BisectOptions& options, const Experiment& experiment) {
   SessionOptions session;
-  session.jobs = options.jobs;
+  session.device = options.device;
+  // Workers of a GPU take turns: one that hangs or fills the memory would harm the others.
+  session.jobs = options.jobs == 0 && options.device != "cpu" ? 1 : options.jobs;
   session.quiet = options.quiet;
   session.time_limit_s = experiment.time_limit.value_or(0);
   session.timeout_s = experiment.timeout.value_or(kDefaultTimeoutSeconds);
@@ -248,6 +251,7 @@ Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
 
 Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   BisectOptions options = given;
+  FAULTLINE_TRY(options.device, usable_device(given.device));
   std::optional<RunDirectory> directory;
   if (!options.resume.empty()) {
     FAULTLINE_TRY(directory, RunDirectory::open(options.resume));
@@ -283,7 +287,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
     header.arguments = options.arguments;
     header.started = utc_timestamp();
     // Before the journal: a run that has one has all that a resumed run needs.
-    const nlohmann::json record = environment_of(experiment, checkpoint, options.arguments);
+    const nlohmann::json record = environment_of(experiment, checkpoint, options);
     FAULTLINE_TRY_STATUS(directory->write_run_json(record));
     FAULTLINE_TRY(journal, Journal::create(directory->journal_path(), header));
   }
@@ -308,7 +312,9 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
   return finish(run, directory, session);
 }
 
-Result<ReplayOutcome> run_replay(const BisectOptions& options, const std::string& id) {
+Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& id) {
+  BisectOptions options = given;
+  FAULTLINE_TRY(options.device, usable_device(given.device));
   FAULTLINE_TRY(const PreparedExperiment p, prepare_experiment(options));
   FAULTLINE_TRY(const Grid grid, expand_grid(p.experiment));
   std::vector<ScreenRow> rows;

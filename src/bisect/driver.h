@@ -26,6 +26,7 @@ struct BisectOptions {
   std::optional<double> timeout;
   std::optional<int64_t> memory_limit;
   int jobs = 0;
+  std::string device = "auto";  // where workers run kernels: auto, cpu, cuda, cuda:N
   bool quiet = false;
   std::vector<std::string> arguments;  // argv, for the record
 };

@@ -8,6 +8,40 @@
 #include "bisect/worker.h"
 
 namespace faultline {
+namespace {
+
+// On a GPU a kernel runs after its launch has returned: what broke a whole pass is only known to be one of its ops. A
+// second run that waits after each op names it.
+bool needs_locating(const WorkerTask& task, const TaskResult& result) {
+  if (task.device == "cpu" || task.options.serialize_all || task.options.op_by_op || !result.error.empty()) return false;
+  return result.verdict == "device-assert" || result.verdict == "illegal-access" || result.verdict == "launch-failure" ||
+         result.verdict == "hang" || result.verdict == "crash" || result.verdict == "abort";
+}
+
+WorkerTask locating(const WorkerTask& task) {
+  WorkerTask result = task;
+  result.purpose += "-locate";
+  result.options.serialize_all = true;
+  return result;
+}
+
+// What the second run adds to the first.
+void adopt_place(TaskResult& result, TaskResult located) {
+  if (located.verdict == result.verdict && located.violation) {
+    result.violation = std::move(located.violation);
+    result.probe = located.probe;
+    result.edges = std::move(located.edges);
+    result.edge_kernels = std::move(located.edge_kernels);
+    result.message += "; the op was named by a second run that waits after each one";
+    return;
+  }
+  result.message += located.verdict == "pass"
+                        ? "; it does not show when every op is waited for, so that the op named is the last one launched"
+                        : fmt::format("; a second run that waits after each op ended as '{}'", located.verdict);
+}
+
+}  // namespace
+
 TaskResult result_of_death(const Death& death) {
   TaskResult result;
   const WorkerFacts& facts = death.facts;
@@ -78,16 +112,26 @@ Result<TaskResult> Session::run_one(const WorkerTask& task, const std::string& l
   return std::move(results.front());
 }
 
-Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& tasks, const std::string& label) {
+Task Session::pool_task(const WorkerTask& task) const {
+  Task work;
+  work.id = task.key();
+  work.payload = worker_payload(task, *checkpoint_);
+  for (const int fd : checkpoint_->descriptors())
+    work.fds.push_back({fd, kFirstTaskFd + static_cast<int>(work.fds.size())});
+  return work;
+}
+
+Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& asked, const std::string& label) {
+  std::vector<WorkerTask> tasks = asked;
+  for (WorkerTask& task : tasks) task.device = options_.device;
   PoolOptions pool_options;
   pool_options.jobs = options_.jobs;
   pool_options.phase_timeout_s = options_.timeout_s;
   pool_options.memory_limit = options_.memory_limit;
   WorkerPool pool(pool_options);
-  std::vector<PassedFd> fds;
-  if (checkpoint_ != nullptr)
-    for (const int fd : checkpoint_->descriptors()) fds.push_back({fd, kFirstTaskFd + static_cast<int>(fds.size())});
   std::map<std::string, const WorkerTask*> waiting;
+  std::map<std::string, TaskResult> to_locate;  // by the key of the second run
+  std::map<std::string, std::string> located_for;
   total_ = std::max(total_, done_ + static_cast<int>(tasks.size()));
   for (const WorkerTask& task : tasks) {
     const std::string key = task.key();
@@ -96,11 +140,7 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& task
       continue;
     }
     if (checkpoint_ == nullptr || !waiting.emplace(key, &task).second) continue;
-    Task work;
-    work.id = key;
-    work.payload = worker_payload(task, *checkpoint_);
-    work.fds = fds;
-    pool.submit(std::move(work));
+    pool.submit(pool_task(task));
   }
 
   std::map<std::string, TaskResult> arrived;
@@ -114,9 +154,20 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& task
       return {};
     };
     callbacks.on_done = [&](const Task& task, const Death& death) -> Status {
-      const auto result = arrived.find(task.id);
-      if (death.ended_well() && result != arrived.end()) return take(task.id, std::move(result->second));
-      return take(task.id, result_of_death(death));
+      const auto it = arrived.find(task.id);
+      TaskResult result =
+          death.ended_well() && it != arrived.end() ? std::move(it->second) : result_of_death(death);
+      if (const auto first = to_locate.find(task.id); first != to_locate.end()) {
+        adopt_place(first->second, std::move(result));
+        return take(located_for[task.id], std::move(first->second));
+      }
+      const WorkerTask& done = *waiting.at(task.id);
+      if (!needs_locating(done, result)) return take(task.id, std::move(result));
+      Task again = pool_task(locating(done));
+      located_for[again.id] = task.id;
+      to_locate[again.id] = std::move(result);
+      pool.submit(std::move(again));
+      return {};
     };
     callbacks.on_tick = [&] {
       std::string text = label;

@@ -22,6 +22,7 @@ struct SessionOptions {
   double timeout_s = 60;    // without progress, then a worker hangs
   uint64_t memory_limit = 0;
   bool quiet = false;  // no status line
+  std::string device = "cpu";  // where workers run kernels
 };
 
 // A result from what is known of a worker that ended without one.
@@ -46,6 +47,7 @@ class Session {
 
  private:
   Status take(const std::string& key, TaskResult result);
+  Task pool_task(const WorkerTask& task) const;
 
   const Checkpoint* checkpoint_;
   SessionOptions options_;

@@ -122,6 +122,7 @@ nlohmann::json to_json(const WorkerTask& task) {
           {"resolved", task.resolved},
           {"checks", task.checks},
           {"plant", task.plant},
+          {"device", task.device},
           {"probes", to_json(task.probes)},
           {"seed", task.seed},
           {"options", to_json(task.options)}};
@@ -138,6 +139,7 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   WorkerTask task;
   Members read(json);
   read.read("id", task.id);
+  read.read("device", task.device);
   read.read("purpose", task.purpose);
   read.read("resolved", task.resolved);
   read.read("checks", task.checks);
@@ -175,7 +177,31 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   return task;
 }
 
+nlohmann::json to_json(const CoreDump& core) {
+  return {{"file", core.file},     {"exception", core.exception}, {"kernel", core.kernel},
+          {"source", core.source}, {"line", core.line},           {"block", core.block},
+          {"thread", core.thread}, {"place", core.place},         {"unread", core.unread}};
+}
+
+Result<CoreDump> core_dump_from_json(const nlohmann::json& json) {
+  CoreDump core;
+  Members read(json);
+  read.read("file", core.file);
+  read.read("exception", core.exception);
+  read.read("kernel", core.kernel);
+  read.read("source", core.source);
+  read.read("line", core.line);
+  read.read("block", core.block);
+  read.read("thread", core.thread);
+  read.read("place", core.place);
+  read.read("unread", core.unread);
+  FAULTLINE_TRY_STATUS(read.status("core dump"));
+  return core;
+}
+
 nlohmann::json to_json(const Violation& v) {
+  nlohmann::json core;
+  if (v.core) core = to_json(*v.core);
   return {{"op", v.op},
           {"kernel", v.kernel},
           {"provenance", v.provenance},
@@ -196,7 +222,8 @@ nlohmann::json to_json(const Violation& v) {
           {"bad_input", v.bad_input},
           {"detail", v.detail},
           {"setting", v.setting},
-          {"attribute", v.attribute}};
+          {"attribute", v.attribute},
+          {"core", std::move(core)}};
 }
 
 Result<Violation> violation_from_json(const nlohmann::json& json) {
@@ -224,6 +251,9 @@ Result<Violation> violation_from_json(const nlohmann::json& json) {
   read.read("setting", v.setting);
   read.read("attribute", v.attribute);
   FAULTLINE_TRY_STATUS(read.status("violation"));
+  if (const nlohmann::json* core = read.child("core")) {
+    FAULTLINE_TRY(v.core, core_dump_from_json(*core));
+  }
   return v;
 }
 

@@ -53,6 +53,7 @@ struct WorkerTask {
   AxisValues resolved;
   std::string checks = "full";
   std::string plant;
+  std::string device = "cpu";  // where the kernels run: cpu, cuda:0
   ProbePlan probes;
   uint64_t seed = 7;
   RunOptions options;

@@ -10,6 +10,7 @@
 #include "bisect/probes.h"
 #include "bisect/signature.h"
 #include "check/compare.h"
+#include "engine/device_weights.h"
 #include "engine/engine.h"
 
 namespace faultline {
@@ -100,8 +101,8 @@ void repair_scales(ModelWeights& weights) {
 
 class TaskRunner {
  public:
-  TaskRunner(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress)
-      : task_(task), checkpoint_(checkpoint), progress_(progress), observer_(progress) {}
+  TaskRunner(const WorkerTask& task, const Checkpoint& checkpoint, const SlabSource& slabs, ProgressWriter* progress)
+      : task_(task), checkpoint_(checkpoint), progress_(progress), observer_(progress), slabs_(slabs) {}
 
   Result<TaskResult> run() {
     const double start = monotonic_seconds();
@@ -131,6 +132,7 @@ class TaskRunner {
       plant_->weights(weights_);
     }
     if (task_.options.repair_scales) repair_scales(weights_);
+    FAULTLINE_TRY_STATUS(place_weights());
     mark(WorkerPhase::kBuild);
     FAULTLINE_TRY(const CheckLevel checks, check_level(task_.checks));
     FAULTLINE_TRY(EngineConfig config, engine_config(task_.resolved, checks, task_.seed, task_.probes.chunk));
@@ -163,17 +165,39 @@ class TaskRunner {
             return true;
         return false;
       };
-    FAULTLINE_TRY(engine_, Engine::create(weights_, config, limits, sampling, std::move(hooks)));
+    FAULTLINE_TRY(engine_, Engine::create(*placed_, config, limits, sampling, std::move(hooks), mirror_.get()));
     if (config.cuda_graph) {
       mark(WorkerPhase::kCapture);
-      FAULTLINE_TRY_STATUS(engine_->capture(limits.max_requests, task_.probes.server_sequence || greedy()));
+      FAULTLINE_TRY(const PassOutcome outcome,
+                    engine_->capture(limits.max_requests, task_.probes.server_sequence || greedy()));
+      take(outcome, -1);
     }
+    return {};
+  }
+
+  // The device, and the weights where its kernels read them.
+  Status place_weights() {
+    FAULTLINE_TRY(device_, make_device(task_.device));
+    mirror_ = std::make_unique<HostMirror>(*device_);
+    placed_ = &weights_;
+    if (!device_->is_cuda()) return {};
+    if (plant_ != nullptr) plant_->use_device(*device_);
+    auto on_device = slabs_.descriptors.empty()
+                         ? DeviceWeights::upload(*device_, checkpoint_)
+                         : DeviceWeights::attach(*device_, checkpoint_, slabs_.manifest, slabs_.descriptors);
+    if (!on_device) return tl::make_unexpected(std::move(on_device).error());
+    device_weights_.emplace(std::move(*on_device));
+    FAULTLINE_TRY(on_device_, device_weights_->to_device(weights_));
+    for (const DeviceWeights::Range& range : device_weights_->ranges())
+      mirror_->add(range.device, range.bytes, range.host);
+    placed_ = &on_device_;
     return {};
   }
 
   bool greedy() const { return !(task_.probes.temperature > 0); }
 
   Status all_probes() {
+    if (result_.failed()) return {};  // the capture has failed
     // The server's sequence: a greedy warm-up query comes before the first sampled one, and argmax hides a NaN.
     if (task_.probes.server_sequence) {
       mark(WorkerPhase::kWarmUp, "greedy warm-up");
@@ -301,7 +325,7 @@ class TaskRunner {
   // Writes the op with its inputs, and replays it from the file. "yes", "no", or why it could not be done.
   std::string save_capsule(const EngineViolation& found) {
     mark(WorkerPhase::kReplay, found.op);
-    const CapsuleSource source{engine_->last_pass().ops[static_cast<size_t>(found.op_index)],
+    const CapsuleSource source{engine_->host_op(found.op_index),
                                engine_->last_info(),
                                *result_.violation,
                                checkpoint_,
@@ -312,7 +336,7 @@ class TaskRunner {
       FAULTLINE_TRY_STATUS(write_capsule(task_.options.capsule, source));
       FAULTLINE_TRY(Capsule capsule, read_capsule(task_.options.capsule));
       FAULTLINE_TRY_STATUS(bind_weights(capsule, checkpoint_));
-      return replay_capsule(capsule, true);
+      return replay_capsule(capsule, true, *device_);
     }();
     if (!replayed) return replayed.error().message;
     return replayed->broken == replayed->runs ? "yes" : "no";
@@ -322,8 +346,15 @@ class TaskRunner {
   const Checkpoint& checkpoint_;
   ProgressWriter* progress_;
   ProgressObserver observer_;
+  const SlabSource& slabs_;
   ModelWeights weights_;
   std::unique_ptr<PlantedFault> plant_;
+  // In the order in which they are made: what stands on the device ends before it.
+  std::unique_ptr<Device> device_;
+  std::optional<DeviceWeights> device_weights_;
+  ModelWeights on_device_;
+  const ModelWeights* placed_ = nullptr;
+  std::unique_ptr<HostMirror> mirror_;
   std::unique_ptr<Engine> engine_;
   TaskResult result_;
 };
@@ -340,6 +371,21 @@ Result<Checkpoint> attach_checkpoint(const nlohmann::json& payload) {
   return Checkpoint::attach(manifest->get_ref<const std::string&>(), fds);
 }
 
+// The slabs of device weights follow the checkpoint's descriptors.
+SlabSource slabs_of(const nlohmann::json& payload) {
+  SlabSource slabs;
+  const auto manifest = payload.find("slab_manifest");
+  const auto count = payload.find("slabs");
+  const auto before = payload.find("descriptors");
+  if (manifest == payload.end() || !manifest->is_string() || count == payload.end() || !count->is_number_integer() ||
+      before == payload.end() || !before->is_number_integer())
+    return slabs;
+  slabs.manifest = manifest->get_ref<const std::string&>();
+  for (int64_t i = 0; i < *count->get_ptr<const int64_t*>(); ++i)
+    slabs.descriptors.push_back(kFirstTaskFd + static_cast<int>(*before->get_ptr<const int64_t*>() + i));
+  return slabs;
+}
+
 Result<TaskResult> work_of(const nlohmann::json& payload, ProgressWriter& progress) {
   if (const auto capsule = payload.find("capsule"); capsule != payload.end()) {
     progress.phase(WorkerPhase::kReplay);
@@ -351,7 +397,7 @@ Result<TaskResult> work_of(const nlohmann::json& payload, ProgressWriter& progre
   if (task_json == payload.end()) return internal_error("the worker was given no task");
   FAULTLINE_TRY(const WorkerTask task, task_from_json(*task_json));
   FAULTLINE_TRY(const Checkpoint checkpoint, attach_checkpoint(payload));
-  return run_task(task, checkpoint, &progress);
+  return run_task(task, checkpoint, slabs_of(payload), &progress);
 }
 
 Status worker_body(WorkerChannel& channel) {
@@ -368,8 +414,9 @@ nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoi
           {"descriptors", static_cast<int64_t>(checkpoint.descriptors().size())}};
 }
 
-Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress) {
-  return TaskRunner(task, checkpoint, progress).run();
+Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, const SlabSource& slabs,
+                            ProgressWriter* progress) {
+  return TaskRunner(task, checkpoint, slabs, progress).run();
 }
 
 int worker_main() {

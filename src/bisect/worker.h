@@ -16,7 +16,14 @@ int worker_main();
 // The payload of a pool task: the work and how to map the weights.
 nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint);
 
+// Weights that another process put into a GPU's memory; none: the worker uploads its own.
+struct SlabSource {
+  std::string manifest;
+  std::vector<int> descriptors;
+};
+
 // Runs a task here. `progress` may be null (a replay in this process).
-Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, ProgressWriter* progress);
+Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, const SlabSource& slabs,
+                            ProgressWriter* progress);
 
 }  // namespace faultline

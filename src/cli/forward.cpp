@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "bisect/engine_config.h"
 #include "cli/failure.h"
+#include "engine/device_weights.h"
 #include "engine/forward.h"
 #include "grid/axes.h"
 #include "grid/resolve.h"
@@ -22,6 +23,7 @@ struct Options {
   std::vector<std::string> settings;
   std::string profile{kDefaultProfile};
   std::string arch = "any";
+  std::string device = "auto";
   std::string out;
   uint64_t seed = 7;
 };
@@ -114,7 +116,19 @@ Status run(const Options& options) {
     for (const int32_t id : ids)
       if (id < 0 || id >= checkpoint.config().vocab_size)
         return bad_input("--tokens: id {} is outside the vocabulary of {}", id, checkpoint.config().vocab_size);
-  FAULTLINE_TRY(const auto results, run_forward(weights, config, prompts, options.decode));
+  FAULTLINE_TRY(const std::string name_of_device, usable_device(options.device));
+  FAULTLINE_TRY(const auto device, make_device(name_of_device));
+  HostMirror mirror(*device);
+  std::optional<DeviceWeights> device_weights;
+  std::optional<ModelWeights> on_device;
+  if (device->is_cuda()) {
+    FAULTLINE_TRY(device_weights, DeviceWeights::upload(*device, checkpoint));
+    FAULTLINE_TRY(on_device, device_weights->to_device(weights));
+    for (const DeviceWeights::Range& range : device_weights->ranges())
+      mirror.add(range.device, range.bytes, range.host);
+  }
+  FAULTLINE_TRY(const auto results,
+                run_forward(on_device ? *on_device : weights, config, prompts, options.decode, &mirror));
   Output output;
   for (size_t i = 0; i < results.size(); ++i) {
     const ForwardResult& r = results[i];
@@ -152,6 +166,7 @@ void add_forward_command(CLI::App& app, int& exit_code) {
                       "axis=value (kernels=reference, kv_cache_dtype=f32, …); may be repeated");
   command->add_option("--profile", options->profile, "whose rules resolve the flags")->capture_default_str();
   command->add_option("--arch", options->arch, "target architecture")->capture_default_str();
+  command->add_option("--device", options->device, "where kernels run: auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--seed", options->seed, "of the page order")->capture_default_str();
   command->add_option("--out", options->out, "safetensors file to write")->required();
   command->callback([options, &exit_code] {

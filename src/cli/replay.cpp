@@ -32,6 +32,7 @@ int run_one_capsule(const BisectOptions& options, bool with_plant) {
   capsule.path = options.experiment;
   capsule.model = options.model;
   capsule.with_plant = with_plant;
+  capsule.device = options.device;
   capsule.timeout_s = options.timeout.value_or(capsule.timeout_s);
   capsule.memory_limit = static_cast<uint64_t>(options.memory_limit.value_or(0));
   const auto outcome = run_capsule(capsule);

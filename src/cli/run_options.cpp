@@ -21,6 +21,7 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
       "--memory-limit", [&options](const int64_t& mib) { options.memory_limit = mib * kBytesPerMiB; },
       "MiB of private memory a worker may use");
   command.add_option("--jobs", options.jobs, "workers at once (0: one a core)")->check(CLI::Range(0, 1024));
+  command.add_option("--device", options.device, "where kernels run: auto, cpu, cuda, cuda:N")->capture_default_str();
   command.add_flag("--quiet", options.quiet, "no status line");
 }
 

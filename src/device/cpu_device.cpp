@@ -66,18 +66,23 @@ std::unique_ptr<Device> make_cpu_device() {
   return std::make_unique<CpuDevice>();
 }
 
-Result<std::unique_ptr<Device>> make_device(const std::string& name) {
-  if (name == "cpu") return make_cpu_device();
-  if (name == "auto") {
-    if (cuda_usable(0)) return make_cuda_device(0);
-    return make_cpu_device();
-  }
-  if (name == "cuda") return make_cuda_device(0);
+Result<std::string> usable_device(const std::string& name) {
   constexpr std::string_view kPrefix = "cuda:";
-  const std::string number = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : "";
-  if (!number.empty() && number.size() <= 3 && number.find_first_not_of("0123456789") == std::string::npos)
-    return make_cuda_device(std::stoi(number));
-  return bad_input("there is no device '{}'; devices are auto, cpu, cuda and cuda:N", name);
+  if (name == "cpu") return name;
+  if (name == "auto") return std::string(cuda_usable(0) ? "cuda:0" : "cpu");
+  const std::string number =
+      name == "cuda" ? "0" : (name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : std::string());
+  if (number.empty() || number.size() > 3 || number.find_first_not_of("0123456789") != std::string::npos)
+    return bad_input("there is no device '{}'; devices are auto, cpu, cuda and cuda:N", name);
+  const int ordinal = std::stoi(number);
+  FAULTLINE_TRY_STATUS(cuda_usable(ordinal));
+  return fmt::format("cuda:{}", ordinal);
+}
+
+Result<std::unique_ptr<Device>> make_device(const std::string& name) {
+  FAULTLINE_TRY(const std::string device, usable_device(name));
+  if (device == "cpu") return make_cpu_device();
+  return make_cuda_device(std::stoi(device.substr(device.find(':') + 1)));
 }
 
 #ifndef FAULTLINE_HAVE_CUDA

@@ -82,7 +82,10 @@ Result<std::unique_ptr<Device>> make_cuda_device(int ordinal);
 // Whether make_cuda_device would succeed; otherwise why not. Makes no context.
 Status cuda_usable(int ordinal);
 
-// "cpu", "cuda", "cuda:1", "auto" (a GPU where one can be used, else the CPU).
+// "cpu", "cuda", "cuda:1", "auto" (GPU 0 where one can be used, else the CPU) as "cpu" or "cuda:N". Makes no context.
+// Errors: another name; a GPU that cannot be used.
+Result<std::string> usable_device(const std::string& name);
+// A name that usable_device gave.
 Result<std::unique_ptr<Device>> make_device(const std::string& name);
 
 }  // namespace faultline

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include "base/rng.h"
+#ifdef FAULTLINE_HAVE_CUDA
+#include "engine/cuda_stream_pass.h"
+#endif
 
 namespace faultline {
 namespace {
@@ -22,24 +25,54 @@ std::vector<int64_t> graph_buckets(int64_t largest) {
 }
 
 Engine::Engine(const ModelWeights& weights, const EngineConfig& config, const EngineLimits& limits,
-               const SamplingParams& sampling, EngineHooks hooks)
+               const SamplingParams& sampling, EngineHooks hooks, HostMirror* mirror)
     : weights_(weights),
       config_(config),
       limits_(limits),
       sampling_(sampling),
       hooks_(std::move(hooks)),
-      device_(make_cpu_device()) {
+      own_device_(mirror == nullptr ? make_cpu_device() : nullptr),
+      own_mirror_(mirror == nullptr ? std::make_unique<HostMirror>(*own_device_) : nullptr),
+      mirror_(mirror == nullptr ? own_mirror_.get() : mirror) {
   state_.seed = config.seed;
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  for (auto& pass : recorded_) drop(pass);
+  drop(eager_);
+}
 
 Result<std::unique_ptr<Engine>> Engine::create(const ModelWeights& weights, const EngineConfig& config,
                                                const EngineLimits& limits, const SamplingParams& sampling,
-                                               EngineHooks hooks) {
-  std::unique_ptr<Engine> engine(new Engine(weights, config, limits, sampling, std::move(hooks)));
+                                               EngineHooks hooks, HostMirror* mirror) {
+  std::unique_ptr<Engine> engine(new Engine(weights, config, limits, sampling, std::move(hooks), mirror));
   FAULTLINE_TRY_STATUS(engine->allocate());
   return engine;
+}
+
+// Memory that outlives a pass, known to the mirror.
+Result<std::unique_ptr<Buffer>> Engine::memory(size_t bytes) {
+  FAULTLINE_TRY(auto buffer, device().allocate(bytes));
+  mirror_->add(buffer->data(), bytes);
+  return buffer;
+}
+
+void Engine::drop(std::unique_ptr<Pass>& pass) {
+  if (pass == nullptr) return;
+  for (const auto& buffer : pass->buffers) mirror_->remove(buffer->data());
+  if (last_ == pass.get()) {
+    last_ = nullptr;
+    host_op_.reset();
+  }
+  pass.reset();
+}
+
+const Op& Engine::host_op(int index) {
+  const Op& op = last_->ops[static_cast<size_t>(index)];
+  if (!last_->on_gpu()) return op;
+  mirror_->pull(op);
+  host_op_ = std::make_unique<Op>(mirror_->mirrored(op));
+  return *host_op_;
 }
 
 Status Engine::allocate() {
@@ -53,10 +86,10 @@ Status Engine::allocate() {
   pool_shape_.max_requests = limits_.max_requests;
   pool_shape_.max_context = pages_per_request * page;
   FAULTLINE_TRY(req_to_token_memory_,
-                device_->allocate(static_cast<size_t>(pool_shape_.max_requests * pool_shape_.max_context) * 4));
+                memory(static_cast<size_t>(pool_shape_.max_requests * pool_shape_.max_context) * 4));
   req_to_token_ =
       make_view(req_to_token_memory_->data(), Dtype::kI32, {pool_shape_.max_requests, pool_shape_.max_context});
-  pool_ = std::make_unique<RequestPool>(pool_shape_, req_to_token_, config_.seed);
+  pool_ = std::make_unique<RequestPool>(pool_shape_, mirror_->view(req_to_token_), config_.seed);
 
   const auto geometry = [&](Format format, int64_t latent, int64_t rope) {
     CacheGeometry result;
@@ -78,7 +111,7 @@ Status Engine::allocate() {
                          bool wanted_here) -> Status {
       to.emplace_back();
       if (!wanted_here) return {};
-      FAULTLINE_TRY(to.back(), device_->allocate(static_cast<size_t>(shape.total_bytes())));
+      FAULTLINE_TRY(to.back(), memory(static_cast<size_t>(shape.total_bytes())));
       return {};
     };
     FAULTLINE_TRY_STATUS(add(caches_.kv_layers, caches_.kv, true));
@@ -131,7 +164,7 @@ Result<PassOutcome> Engine::decode(std::span<Sequence*> sequences, const StepOpt
   return run(rows, PassPhase::kDecode, options);
 }
 
-Status Engine::capture(int64_t largest, bool greedy_too) {
+Result<PassOutcome> Engine::capture(int64_t largest, bool greedy_too) {
   for (const int64_t bucket : graph_buckets(largest))
     for (const bool greedy : {false, true}) {
       if (greedy && !greedy_too) continue;
@@ -141,9 +174,16 @@ Status Engine::capture(int64_t largest, bool greedy_too) {
       shape.requests = bucket;
       shape.has_prefix = true;
       shape.greedy = greedy;
-      FAULTLINE_TRY([[maybe_unused]] Pass * pass, pass_for(shape, true));
+      FAULTLINE_TRY(Pass * pass, pass_for(shape, true));
+      last_ = pass;
+#ifdef FAULTLINE_HAVE_CUDA
+      if (!pass->on_gpu()) continue;
+      info_ = PassInfo{PassPhase::kDecode, 0, {}, true, true};
+      FAULTLINE_TRY(PassOutcome outcome, record_pass(*pass, info_, config_.checks, hooks_));
+      if (!outcome.clean()) return outcome;
+#endif
     }
-  return {};
+  return PassOutcome{};
 }
 
 Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
@@ -158,13 +198,29 @@ Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
   context.pool = pool_shape_;
   context.caches = &caches_;
   context.req_to_token = req_to_token_;
-  context.device = device_.get();
-  if (!keep) eager_.reset();
+  context.device = &device();
+  if (!keep) drop(eager_);
   FAULTLINE_TRY(auto pass, build_pass(context, shape));
+  pass->mirror = mirror_;
+  for (const auto& buffer : pass->buffers) mirror_->add(buffer->data(), buffer->bytes());
+#ifdef FAULTLINE_HAVE_CUDA
+  if (pass->on_gpu() && !hooks_.op_by_op && config_.checks > CheckLevel::kOff &&
+      config_.checks < CheckLevel::kReference) {
+    FAULTLINE_TRY(pass->checks, make_device_checks(*pass, config_.checks, !hooks_.no_poison, nullptr, nullptr));
+  }
+#endif
   if (keep) {
     // Static buffers: what a padded row finds there at first is what the server's capture leaves (zeros, lengths of
     // one).
-    for (int64_t i = 0; i < shape.requests; ++i) pass->seq_lens.store_index(i, 1);
+    const TensorView seq_lens = mirror_->view(pass->seq_lens);
+    const TensorView cu_seqlens = mirror_->view(pass->cu_seqlens_q);
+    for (int64_t i = 0; i < shape.requests; ++i) {
+      seq_lens.store_index(i, 1);
+      cu_seqlens.store_index(i, i);
+    }
+    cu_seqlens.store_index(shape.requests, shape.requests);
+    mirror_->push(pass->seq_lens);
+    mirror_->push(pass->cu_seqlens_q);
     recorded_.push_back(std::move(pass));
     return recorded_.back().get();
   }
@@ -190,43 +246,55 @@ Result<PassOutcome> Engine::run(std::span<const Rows> rows, PassPhase phase, con
   shape.all_logits = options.all_logits;
   FAULTLINE_TRY(Pass * pass, pass_for(shape, graph));
 
+  const TensorView req_pool = mirror_->view(pass->req_pool);
+  const TensorView seq_lens = mirror_->view(pass->seq_lens);
+  const TensorView cu_seqlens_q = mirror_->view(pass->cu_seqlens_q);
+  const TensorView input_ids = mirror_->view(pass->input_ids);
+  const TensorView slots = mirror_->view(pass->slots);
+  const TensorView last_rows = mirror_->view(pass->last_rows);
   int64_t at = 0;
   const auto requests = static_cast<int64_t>(rows.size());
   for (int64_t r = 0; r < requests; ++r) {
     const Rows& row = rows[static_cast<size_t>(r)];
-    pass->req_pool.store_index(r, row.sequence->request);
-    pass->seq_lens.store_index(r, row.begin + row.count);
-    pass->cu_seqlens_q.store_index(r, at);
+    req_pool.store_index(r, row.sequence->request);
+    seq_lens.store_index(r, row.begin + row.count);
+    cu_seqlens_q.store_index(r, at);
     for (int64_t i = 0; i < row.count; ++i, ++at) {
-      pass->input_ids.store_index(at, row.sequence->tokens[static_cast<size_t>(row.begin + i)]);
-      pass->slots.store_index(at, pool_->slot(row.sequence->request, row.begin + i));
+      input_ids.store_index(at, row.sequence->tokens[static_cast<size_t>(row.begin + i)]);
+      slots.store_index(at, pool_->slot(row.sequence->request, row.begin + i));
     }
-    pass->last_rows.store_index(r, at - 1);
+    last_rows.store_index(r, at - 1);
   }
   // Padded rows as the server's graph runner leaves them: length 1, output slot 0; ids and request rows stay stale.
   for (int64_t r = requests; r < shape.requests; ++r, ++at) {
-    pass->seq_lens.store_index(r, 1);
-    pass->cu_seqlens_q.store_index(r, at);
-    pass->slots.store_index(at, 0);
-    pass->last_rows.store_index(r, at);
+    seq_lens.store_index(r, 1);
+    cu_seqlens_q.store_index(r, at);
+    slots.store_index(at, 0);
+    last_rows.store_index(r, at);
   }
-  pass->cu_seqlens_q.store_index(shape.requests, at);
+  cu_seqlens_q.store_index(shape.requests, at);
   if (pass->uniform.data != nullptr) {
     const CounterRng rng(config_.seed, "sampling");
-    for (int64_t r = 0; r < shape.requests; ++r)
-      pass->uniform.as<float>()[r] = rng.uniform(static_cast<uint64_t>(samples_++));
+    float* uniform = mirror_->view(pass->uniform).as<float>();
+    for (int64_t r = 0; r < shape.requests; ++r) uniform[r] = rng.uniform(static_cast<uint64_t>(samples_++));
+    mirror_->push(pass->uniform);
   }
+
+  for (const TensorView* tensor : {&pass->req_pool, &pass->seq_lens, &pass->cu_seqlens_q, &pass->input_ids,
+                                   &pass->slots, &pass->last_rows, &pass->req_to_token})
+    mirror_->push(*tensor);
 
   info_ = PassInfo{phase, steps_[phase]++, {tokens, requests}, graph, options.warmup};
   last_ = pass;
   PassOutcome outcome = run_pass(*pass, info_, config_.checks, hooks_, state_);
   if (!outcome.clean()) return outcome;
+  const TensorView sampled = mirror_->pull(pass->tokens);
   for (int64_t r = 0; r < requests; ++r) {
     Sequence& sequence = *rows[static_cast<size_t>(r)].sequence;
     sequence.cached += rows[static_cast<size_t>(r)].count;
     if (options.commit && sequence.cached == static_cast<int64_t>(sequence.tokens.size())) {
       // The sampled id is checked above level off; below it, a broken sampler's id must not index past the embedding.
-      const int64_t token = pass->tokens.load_index(r);
+      const int64_t token = sampled.load_index(r);
       sequence.tokens.push_back(static_cast<int32_t>(std::clamp<int64_t>(token, 0, weights_.config.vocab_size - 1)));
     }
   }

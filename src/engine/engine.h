@@ -30,10 +30,11 @@ struct Sequence {
 
 class Engine {
  public:
-  // Errors: memory; a kernel name that this build does not have. `weights` outlives the engine.
+  // `weights` lie on the device of `mirror` and are known to it; both outlive the engine. No mirror: the CPU.
+  // Errors: memory; a kernel name that this build does not have.
   static Result<std::unique_ptr<Engine>> create(const ModelWeights& weights, const EngineConfig& config,
                                                 const EngineLimits& limits, const SamplingParams& sampling,
-                                                EngineHooks hooks = {});
+                                                EngineHooks hooks = {}, HostMirror* mirror = nullptr);
   ~Engine();
 
   Result<Sequence> open(std::vector<int32_t> prompt);
@@ -50,11 +51,17 @@ class Engine {
   Result<PassOutcome> prefill(std::span<Sequence*> sequences, const StepOptions& options, bool& done);
   // One decode step: every sequence's last token is fed, the next one sampled.
   Result<PassOutcome> decode(std::span<Sequence*> sequences, const StepOptions& options);
-  // cuda_graph: on — records the decode pass of each batch bucket up to `largest`, as the server does at its start.
-  Status capture(int64_t largest, bool greedy_too);
+  // cuda_graph: on — records the decode pass of each batch bucket up to `largest`, as the server does at its start: one
+  // run of its own to warm up, then the capture. The outcome is not clean when the warm-up run broke the device.
+  Result<PassOutcome> capture(int64_t largest, bool greedy_too);
 
   // The last pass that ran: its tensors hold what the ops left.
   const Pass& last_pass() const { return *last_; }
+  // Its op on the host's views, with the bytes that lie there now.
+  const Op& host_op(int index);
+  // A tensor of the last pass as the host sees it now.
+  TensorView host_view(const TensorView& tensor) { return mirror_->pull(tensor); }
+  Device& device() { return mirror_->device(); }
   const PassInfo& last_info() const { return info_; }
   EngineHooks& hooks() { return hooks_; }
   const EngineConfig& config() const { return config_; }
@@ -62,8 +69,10 @@ class Engine {
 
  private:
   Engine(const ModelWeights& weights, const EngineConfig& config, const EngineLimits& limits,
-         const SamplingParams& sampling, EngineHooks hooks);
+         const SamplingParams& sampling, EngineHooks hooks, HostMirror* mirror);
   Status allocate();
+  Result<std::unique_ptr<Buffer>> memory(size_t bytes);
+  void drop(std::unique_ptr<Pass>& pass);
   struct Rows {
     Sequence* sequence;
     int64_t begin;  // first new position
@@ -77,7 +86,9 @@ class Engine {
   EngineLimits limits_;
   SamplingParams sampling_;
   EngineHooks hooks_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> own_device_;
+  std::unique_ptr<HostMirror> own_mirror_;
+  HostMirror* mirror_;
   PoolShape pool_shape_;
   std::unique_ptr<Buffer> req_to_token_memory_;
   TensorView req_to_token_;
@@ -86,6 +97,7 @@ class Engine {
   std::vector<std::unique_ptr<Pass>> recorded_;  // graph buckets: static buffers, kept
   std::unique_ptr<Pass> eager_;                  // the latest eager shape
   Pass* last_ = nullptr;
+  std::unique_ptr<Op> host_op_;  // of last_, on a GPU
   PassInfo info_;
   RunState state_;
   std::map<PassPhase, int64_t> steps_;

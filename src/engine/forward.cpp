@@ -16,6 +16,11 @@ Status require_clean(const PassOutcome& outcome) {
   return {};
 }
 
+// A tensor of the pass where the host can read it.
+TensorView seen(const Pass& pass, const TensorView& tensor) {
+  return pass.mirror->pull(tensor);
+}
+
 void append_row(const TensorView& view, int64_t row, std::vector<float>& out) {
   for (int64_t j = 0; j < view.dim(1); ++j) out.push_back(view.load(view.offset(row, j)));
 }
@@ -31,17 +36,23 @@ class Recorder {
   void layer(const Pass& pass, const PassInfo& info, int layer) {
     if (info.phase != PassPhase::kPrefill) return;
     const auto l = static_cast<size_t>(layer);
+    const TensorView embeddings = seen(pass, pass.embeddings);
+    const TensorView output = seen(pass, pass.layer_outputs[l]);
+    const bool selects = pass.layer_topk[l].data != nullptr;
+    const Selection selection = selects ? selection_of(pass, l) : Selection{};
     for_each_row(pass, info, [&](size_t i, int64_t row, int64_t position) {
-      if (l == 0) append_row(pass.embeddings, row, hidden_[i][0]);
-      if (l + 1 < pass.layer_outputs.size()) append_row(pass.layer_outputs[l], row, hidden_[i][l + 1]);
-      if (pass.layer_topk[l].data != nullptr) topk(pass, i, layer, row, position);
+      if (l == 0) append_row(embeddings, row, hidden_[i][0]);
+      if (l + 1 < pass.layer_outputs.size()) append_row(output, row, hidden_[i][l + 1]);
+      if (selects) topk(pass, selection, i, layer, row, position);
     });
   }
 
   void head(const Pass& pass, const PassInfo& info) {
+    const TensorView norm = seen(pass, pass.final_norm);
+    const TensorView logits = seen(pass, pass.logits);
     for_each_row(pass, info, [&](size_t i, int64_t row, int64_t) {
-      append_row(pass.final_norm, row, hidden_[i].back());
-      append_row(pass.logits, row, results_[i].prefill_logits);
+      append_row(norm, row, hidden_[i].back());
+      append_row(logits, row, results_[i].prefill_logits);
     });
   }
 
@@ -54,27 +65,38 @@ class Recorder {
  private:
   template <class Visit>
   void for_each_row(const Pass& pass, const PassInfo& info, Visit&& visit) {
+    const TensorView req_pool = seen(pass, pass.req_pool);
+    const TensorView starts = seen(pass, pass.cu_seqlens_q);
+    const TensorView lengths = seen(pass, pass.seq_lens);
     for (int64_t r = 0; r < info.live.requests; ++r) {
       size_t i = 0;
-      while (sequences_[i].request != pass.req_pool.load_index(r)) ++i;
-      const int64_t begin = pass.cu_seqlens_q.load_index(r);
-      const int64_t end = pass.cu_seqlens_q.load_index(r + 1);
-      for (int64_t row = begin; row < end; ++row) visit(i, row, pass.seq_lens.load_index(r) - (end - row));
+      while (sequences_[i].request != req_pool.load_index(r)) ++i;
+      const int64_t begin = starts.load_index(r);
+      const int64_t end = starts.load_index(r + 1);
+      for (int64_t row = begin; row < end; ++row) visit(i, row, lengths.load_index(r) - (end - row));
     }
   }
 
+  struct Selection {
+    TensorView indices, row_to_request, ragged_offsets, page_table;
+  };
+  static Selection selection_of(const Pass& pass, size_t layer) {
+    return {seen(pass, pass.layer_topk[layer]), seen(pass, pass.row_to_request), seen(pass, pass.ragged_offsets),
+            seen(pass, pass.page_table)};
+  }
+
   // Slots (or rows of a gathered buffer) back to positions.
-  void topk(const Pass& pass, size_t i, int layer, int64_t row, int64_t position) {
-    const TensorView& indices = pass.layer_topk[static_cast<size_t>(layer)];
-    const int64_t request = pass.row_to_request.load_index(row);
-    const int64_t base = pass.ragged_offsets.load_index(row);
+  void topk(const Pass& pass, const Selection& selection, size_t i, int layer, int64_t row, int64_t position) {
+    const auto& [indices, row_to_request, ragged_offsets, page_table] = selection;
+    const int64_t request = row_to_request.load_index(row);
+    const int64_t base = ragged_offsets.load_index(row);
     auto& out = results_[i].topk[layer];
     for (int64_t j = 0; j < results_[i].topk_width; ++j) {
       const int64_t index = indices.load_index(indices.offset(row, j));
       int64_t found = -1;
       if (index >= 0 && pass.topk_ragged) found = index - base;
       for (int64_t c = 0; index >= 0 && !pass.topk_ragged && c <= position && found < 0; ++c)
-        if (pass.page_table.load_index(pass.page_table.offset(request, c)) == index) found = c;
+        if (page_table.load_index(page_table.offset(request, c)) == index) found = c;
       out.push_back(static_cast<int32_t>(found));
     }
   }
@@ -87,13 +109,17 @@ class Recorder {
 }  // namespace
 
 Result<std::vector<ForwardResult>> run_forward(const ModelWeights& weights, const EngineConfig& config,
-                                               const std::vector<std::vector<int32_t>>& prompts, int64_t decode) {
+                                               const std::vector<std::vector<int32_t>>& prompts, int64_t decode,
+                                               HostMirror* mirror) {
   EngineLimits limits;
   limits.max_requests = static_cast<int64_t>(prompts.size());
   for (const auto& prompt : prompts)
     limits.max_context = std::max(limits.max_context, static_cast<int64_t>(prompt.size()) + decode + 1);
-  FAULTLINE_TRY(auto engine, Engine::create(weights, config, limits, SamplingParams{}));
-  if (config.cuda_graph) FAULTLINE_TRY_STATUS(engine->capture(limits.max_requests, true));
+  FAULTLINE_TRY(auto engine, Engine::create(weights, config, limits, SamplingParams{}, {}, mirror));
+  if (config.cuda_graph) {
+    FAULTLINE_TRY(const PassOutcome outcome, engine->capture(limits.max_requests, true));
+    FAULTLINE_TRY_STATUS(require_clean(outcome));
+  }
 
   std::vector<Sequence> sequences;
   std::vector<Sequence*> pointers;
@@ -128,8 +154,9 @@ Result<std::vector<ForwardResult>> run_forward(const ModelWeights& weights, cons
     for (size_t i = 0; i < sequences.size(); ++i) results[i].decode_tokens.push_back(sequences[i].tokens.back());
     FAULTLINE_TRY(const PassOutcome outcome, engine->decode(pointers, options));
     FAULTLINE_TRY_STATUS(require_clean(outcome));
+    const TensorView logits = engine->host_view(engine->last_pass().logits);
     for (size_t i = 0; i < sequences.size(); ++i)
-      append_row(engine->last_pass().logits, static_cast<int64_t>(i), results[i].decode_logits);
+      append_row(logits, static_cast<int64_t>(i), results[i].decode_logits);
   }
   return results;
 }

@@ -23,9 +23,10 @@ struct ForwardResult {
   int64_t topk_width = 0;
 };
 
-// All prompts as one ragged batch; `decode` tokens are fed to each. Errors: a violation of a check, a kernel fault, bad
-// ids.
+// All prompts as one ragged batch; `decode` tokens are fed to each. `weights` lie on the device of `mirror` (none: the
+// CPU). Errors: a violation of a check, a kernel fault, bad ids.
 Result<std::vector<ForwardResult>> run_forward(const ModelWeights& weights, const EngineConfig& config,
-                                               const std::vector<std::vector<int32_t>>& prompts, int64_t decode);
+                                               const std::vector<std::vector<int32_t>>& prompts, int64_t decode,
+                                               HostMirror* mirror = nullptr);
 
 }  // namespace faultline

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "check/device_checks.h"
 #include "check/violation.h"
 #include "device/device.h"
 #include "engine/config.h"
+#include "engine/host_mirror.h"
 #include "engine/weights.h"
 #include "ops/op.h"
 
@@ -54,6 +56,14 @@ struct PoolShape {
   int64_t max_context = 0;   // columns of req_to_token and of the page table
 };
 
+// Stretches of a recorded pass on a GPU: launches captured into a graph, and between them ops that the host has a hand
+// in (a planted fault's, a reference's without a device form).
+struct PassSegment {
+  int begin = 0;  // ops [begin, end)
+  int end = 0;
+  std::unique_ptr<DeviceGraph> graph;  // null: run one by one
+};
+
 struct Pass {
   PassShape shape;
   std::vector<Op> ops;
@@ -61,6 +71,9 @@ struct Pass {
       group;  // one an op: ops of one group are poisoned and checked together (a layer, the head, the sampler)
   std::vector<std::unique_ptr<Buffer>> buffers;
   std::vector<std::string> buffer_names;
+  HostMirror* mirror = nullptr;         // never null once the engine has built the pass
+  std::shared_ptr<DeviceChecks> checks;  // on a GPU, above level off and below reference
+  std::vector<PassSegment> segments;    // on a GPU, once recorded
 
   // Filled in by the scheduler before each run.
   TensorView input_ids, req_to_token, req_pool, seq_lens, cu_seqlens_q, slots, last_rows, uniform;
@@ -72,6 +85,7 @@ struct Pass {
   bool topk_ragged = false;  // selections are rows of a contiguous buffer, not slots
 
   const Op* find(const std::string& name) const;
+  bool on_gpu() const { return mirror != nullptr && mirror->device().is_cuda(); }
 };
 
 struct PassContext {

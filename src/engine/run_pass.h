@@ -22,7 +22,9 @@ struct RunState {
   uint64_t seed = 0;
 };
 
-// Runs the ops of a pass. Stops at the end of the first group (layer) with a violation, or at a fault.
+// Runs the ops of a pass. Stops at the end of the first group (layer) with a violation, or at a fault. On a GPU, below
+// level reference and unless op by op, the whole pass is given to the stream (or replayed, once recorded) with its
+// checks inside, and read once at its end.
 PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, const EngineHooks& hooks,
                      RunState& state);
 
@@ -31,7 +33,9 @@ PassOutcome run_pass(const Pass& pass, const PassInfo& info, CheckLevel level, c
 std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassInfo& info, const EngineHooks& hooks,
                                      uint64_t seed);
 
-// The same of an op without its pass (a capsule). `injector` may be null.
-std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed);
+// The same of an op without its pass (a capsule), on the host's memory; the kernel runs on `device` with copies of it.
+// `injector` may be null. `on_device`: the same op where its weights lie on the device already.
+std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed,
+                                        Device& device, const Op* on_device = nullptr);
 
 }  // namespace faultline

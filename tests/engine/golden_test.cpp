@@ -2,8 +2,10 @@
 #include <cmath>
 #include <set>
 
+#include "device_model.h"
 #include "engine/forward.h"
 #include "golden.h"
+#include "gpu_testing.h"
 
 using namespace faultline;
 
@@ -69,47 +71,58 @@ void require_golden(const Golden& golden, int prompt, const ForwardResult& resul
   }
 }
 
-}  // namespace
+std::vector<ForwardResult> forward(DeviceModel& model, const EngineConfig& config,
+                                   const std::vector<std::vector<int32_t>>& prompts, int64_t decode) {
+  auto results = run_forward(model.weights(), config, prompts, decode, &model.mirror());
+  if (!results) FAIL(results.error().message);
+  return std::move(*results);
+}
 
-TEST_CASE("reference kernels on an f32 cache give the logits, hidden states and top-k sets of transformers") {
-  const std::string variant = GENERATE("tiny", "slim", "shared-index", "wide");
-  CAPTURE(variant);
+void test_goldens(const std::string& variant, const std::string& device) {
   const Golden golden = load_golden(variant);
-  const auto checkpoint = Checkpoint::open(golden_folder(variant));
-  REQUIRE(checkpoint);
-  const auto weights = load_weights(*checkpoint);
-  REQUIRE(weights);
+  DeviceModel model(golden_folder(variant), device);
   const Prompts prompts = prompts_of(golden);
 
   SECTION("each prompt alone") {
     for (size_t i = 0; i < prompts.ids.size(); ++i) {
       CAPTURE(i);
-      const auto results = run_forward(*weights, reference_config(), {prompts.ids[i]}, prompts.decode);
-      if (!results) FAIL(results.error().message);
-      require_golden(golden, static_cast<int>(i), results->front());
+      const auto results = forward(model, reference_config(), {prompts.ids[i]}, prompts.decode);
+      require_golden(golden, static_cast<int>(i), results.front());
     }
   }
   SECTION("all prompts in one ragged batch give what they give alone") {
-    const auto results = run_forward(*weights, reference_config(), prompts.ids, prompts.decode);
-    if (!results) FAIL(results.error().message);
+    const auto results = forward(model, reference_config(), prompts.ids, prompts.decode);
     for (size_t i = 0; i < prompts.ids.size(); ++i) {
       CAPTURE(i);
-      require_golden(golden, static_cast<int>(i), (*results)[i]);
+      require_golden(golden, static_cast<int>(i), results[i]);
     }
   }
   SECTION("chunked prefill gives what a whole one gives") {
     EngineConfig config = reference_config();
     config.chunk = 13;
-    const auto results = run_forward(*weights, config, {prompts.ids.back()}, prompts.decode);
-    if (!results) FAIL(results.error().message);
-    require_golden(golden, static_cast<int>(prompts.ids.size()) - 1, results->front());
+    const auto results = forward(model, config, {prompts.ids.back()}, prompts.decode);
+    require_golden(golden, static_cast<int>(prompts.ids.size()) - 1, results.front());
   }
   SECTION("recorded decode with padded batches gives the same") {
     EngineConfig config = reference_config();
     config.cuda_graph = true;
     const std::vector<std::vector<int32_t>> three(prompts.ids.begin(), prompts.ids.begin() + 3);
-    const auto results = run_forward(*weights, config, three, prompts.decode);
-    if (!results) FAIL(results.error().message);
-    for (size_t i = 0; i < three.size(); ++i) require_golden(golden, static_cast<int>(i), (*results)[i]);
+    const auto results = forward(model, config, three, prompts.decode);
+    for (size_t i = 0; i < three.size(); ++i) require_golden(golden, static_cast<int>(i), results[i]);
   }
+}
+
+}  // namespace
+
+TEST_CASE("reference kernels on an f32 cache give the logits, hidden states and top-k sets of transformers") {
+  const std::string variant = GENERATE("tiny", "slim", "shared-index", "wide");
+  CAPTURE(variant);
+  test_goldens(variant, "cpu");
+}
+
+TEST_CASE("the same on a GPU, with the references that run there", "[gpu]") {
+  if (!cuda_usable(0)) return skipped_without_gpu();
+  const std::string variant = GENERATE("tiny", "slim", "shared-index", "wide");
+  CAPTURE(variant);
+  test_goldens(variant, "cuda:0");
 }
