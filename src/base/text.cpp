@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 namespace faultline {
 namespace {
@@ -68,6 +69,16 @@ std::string quotable(std::string_view text, size_t limit) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
   if (text.size() > limit) result += "...";
   return result;
+}
+
+std::string bytes_text(uint64_t bytes) {
+  constexpr double kStep = 1024;
+  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB"};
+  if (static_cast<double>(bytes) < kStep) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / kStep;
+  size_t unit = 0;
+  for (; value >= kStep && unit + 1 < kUnits.size(); ++unit) value /= kStep;
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 }  // namespace faultline

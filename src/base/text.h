@@ -1,6 +1,7 @@
 // Small helpers on text, for messages.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,5 +20,8 @@ std::string suggestion(std::string_view name, const std::vector<std::string>& va
 
 // `text` cut to `limit` bytes and with control bytes replaced by '?', for quoting untrusted input in a message.
 std::string quotable(std::string_view text, size_t limit = 60);
+
+// "688.4 KiB", "64.0 GiB": for people.
+std::string bytes_text(uint64_t bytes);
 
 }  // namespace faultline

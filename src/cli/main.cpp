@@ -9,14 +9,17 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "bisect/load_weights.h"
 #include "bisect/worker.h"
 #include "cli/bisect.h"
 #include "cli/forward.h"
+#include "cli/hold.h"
 #include "cli/inspect.h"
 #include "cli/preflight.h"
 #include "cli/replay.h"
 #include "cli/report.h"
 #include "cli/synth.h"
+#include "model/keeper.h"
 
 namespace {
 
@@ -36,8 +39,10 @@ int main(int argc, char** argv) {
   using namespace faultline;
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit then is an error of the write, with a message
-  // Started by the pool only: no help, no options.
+  // Started by Faultline itself only: no help, no options.
   if (argc == 2 && std::strcmp(argv[1], "worker") == 0) return worker_main();
+  if (argc == 2 && std::strcmp(argv[1], "load-weights") == 0) return loader_main();
+  if (argc == 2 && std::strcmp(argv[1], "keeper") == 0) return keeper_main();
 
   CLI::App app("Faultline finds out which kernel, layout, weight or setting breaks a GLM-5 model, and proves it.",
                "faultline");
@@ -52,6 +57,7 @@ int main(int argc, char** argv) {
   add_replay_command(app, exit_code);
   add_report_command(app, exit_code);
   add_preflight_command(app, exit_code);
+  add_hold_command(app, exit_code);
   add_inspect_command(app, exit_code);
   add_synth_command(app, exit_code);
   add_forward_command(app, exit_code);

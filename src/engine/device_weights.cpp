@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "base/text.h"
+
 namespace faultline {
 namespace {
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 bool before(const DeviceWeights::Range& range, const std::byte* host) {
   return range.host < host;
@@ -93,9 +93,8 @@ Result<DeviceWeights> DeviceWeights::upload(Device& device, const Checkpoint& ch
   DeviceWeights weights(device, std::move(placement));
   const Device::Memory memory = device.memory();
   if (memory.total != 0 && weights.placement_.bytes > memory.free)
-    return cannot_run("{}: the weights of {} need {:.2f} GiB, and {:.2f} GiB of {:.2f} GiB are free", device.name(),
-                      checkpoint.spec(), static_cast<double>(weights.placement_.bytes) / kGiB,
-                      static_cast<double>(memory.free) / kGiB, static_cast<double>(memory.total) / kGiB);
+    return cannot_run("{}: the weights of {} need {}, and {} of {} are free", device.name(), checkpoint.spec(),
+                      bytes_text(weights.placement_.bytes), bytes_text(memory.free), bytes_text(memory.total));
   FAULTLINE_TRY(auto buffer, device.allocate(weights.placement_.bytes));
   weights.place(checkpoint, buffer->data());
   for (const Range& range : weights.tensors_)

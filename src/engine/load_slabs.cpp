@@ -15,12 +15,12 @@
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/fd.h"
+#include "base/text.h"
 #include "device/slab_checksum.h"
 
 namespace faultline {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr uint64_t kChunkBytes = uint64_t{8} << 20;  // of staging memory: 0.15 ms on its way to a GPU
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 // Of a worker: its context, its caches and activations. What the weights leave free must be more.
@@ -70,12 +70,10 @@ Status check_memory(const Checkpoint& checkpoint, const SlabWriter& slabs, uint6
                                      fit, checkpoint.config().num_hidden_layers, fit, fit)
                                : "not even one layer would fit";
   return cannot_run(
-      "{}: the weights of {} need {:.2f} GiB and a worker about {:.0f} GiB more; {:.2f} GiB of {:.2f} GiB are free. "
-      "{}; "
-      "`faultline hold --list` shows what is held there",
-      slabs.device_name(), checkpoint.spec(), static_cast<double>(bytes) / kGiB,
-      static_cast<double>(kWorkerReserve) / kGiB, static_cast<double>(memory.free) / kGiB,
-      static_cast<double>(memory.total) / kGiB, advice);
+      "{}: the weights of {} need {} and a worker about {} more; {} of {} are free. {}; `faultline hold --list` shows "
+      "what is held there",
+      slabs.device_name(), checkpoint.spec(), bytes_text(bytes), bytes_text(kWorkerReserve), bytes_text(memory.free),
+      bytes_text(memory.total), advice);
 }
 
 class SlabLoader {

@@ -221,6 +221,14 @@ Result<Checkpoint> Checkpoint::attach(const std::string& manifest, const std::ve
   return Checkpoint(std::move(state));
 }
 
+Result<Checkpoint> Checkpoint::adopt(const std::string& manifest, std::vector<UniqueFd> descriptors) {
+  std::vector<int> numbers;
+  for (const UniqueFd& fd : descriptors) numbers.push_back(fd.get());
+  FAULTLINE_TRY(Checkpoint checkpoint, attach(manifest, numbers));
+  checkpoint.state_->descriptors = std::move(descriptors);
+  return checkpoint;
+}
+
 Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;

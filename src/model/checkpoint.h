@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/tensor.h"
 #include "model/config.h"
 #include "model/quant_config.h"
@@ -91,6 +92,8 @@ class Checkpoint {
   std::vector<int> descriptors() const;
   std::string manifest() const;
   static Result<Checkpoint> attach(const std::string& manifest, const std::vector<int>& descriptors);
+  // The same, keeping the descriptors, so that it can be passed on in its turn (descriptors()).
+  static Result<Checkpoint> adopt(const std::string& manifest, std::vector<UniqueFd> descriptors);
 
   // Stable text: spec, sizes, header hash. Equal identities: the same checkpoint (journals, capsules).
   std::string identity() const;
