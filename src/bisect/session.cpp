@@ -115,10 +115,33 @@ Result<TaskResult> Session::run_one(const WorkerTask& task, const std::string& l
 Task Session::pool_task(const WorkerTask& task) const {
   Task work;
   work.id = task.key();
-  work.payload = worker_payload(task, *checkpoint_);
-  for (const int fd : checkpoint_->descriptors())
-    work.fds.push_back({fd, kFirstTaskFd + static_cast<int>(work.fds.size())});
+  work.payload = worker_payload(task, *checkpoint_, device_weights_ ? &*device_weights_ : nullptr);
+  const auto pass = [&work](int fd) { work.fds.push_back({fd, kFirstTaskFd + static_cast<int>(work.fds.size())}); };
+  for (const int fd : checkpoint_->descriptors()) pass(fd);
+  if (device_weights_)
+    for (const UniqueFd& fd : device_weights_->slabs) pass(fd.get());
   return work;
+}
+
+// Once a run, before its first worker on a GPU: what a resumed run knows already needs no weights.
+Status Session::obtain_device_weights() {
+  if (device_weights_ || options_.device == "cpu") return {};
+  FAULTLINE_TRY(device_weights_, obtain_weights(*checkpoint_, options_.device, options_.quiet));
+  if (journal_ == nullptr) return {};
+  const WeightsManifest& manifest = device_weights_->manifest;
+  return journal_->append({{"event", "weights"},
+                           {"origin", device_weights_->origin},
+                           {"held", device_weights_->held},
+                           {"device", manifest.device},
+                           {"bytes", manifest.bytes},
+                           {"checksum", manifest.checksum}});
+}
+
+Status Session::note_intact(const std::string& key, nlohmann::json event) {
+  if (journal_ == nullptr) return {};
+  event["key"] = key;
+  if (!last_death_.empty()) event["after"] = last_death_;
+  return journal_->append(event, Durability::kLater);
 }
 
 Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& asked, const std::string& label) {
@@ -133,6 +156,10 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
   std::map<std::string, TaskResult> to_locate;  // by the key of the second run
   std::map<std::string, std::string> located_for;
   total_ = std::max(total_, done_ + static_cast<int>(tasks.size()));
+  const bool anything_new = std::any_of(tasks.begin(), tasks.end(),
+                                        [this](const WorkerTask& task) { return known_.count(task.key()) == 0; });
+  if (checkpoint_ != nullptr && anything_new && !interrupted_ && !out_of_time_)
+    FAULTLINE_TRY_STATUS(obtain_device_weights());
   for (const WorkerTask& task : tasks) {
     const std::string key = task.key();
     if (known_.count(key) != 0) {
@@ -147,7 +174,9 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
   if (!waiting.empty() && !interrupted_ && !out_of_time_) {
     PoolCallbacks callbacks;
     callbacks.on_event = [&](const Task& task, const nlohmann::json& event) -> Status {
-      if (*event_name(event) != "result") return {};
+      const std::string name = *event_name(event);
+      if (name == event::kWeightsIntact) return note_intact(task.id, event);
+      if (name != "result") return {};
       const auto result = event.find("result");
       if (result == event.end()) return internal_error("a worker sent an empty result");
       FAULTLINE_TRY(arrived[task.id], task_result_from_json(*result));
@@ -155,6 +184,7 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
     };
     callbacks.on_done = [&](const Task& task, const Death& death) -> Status {
       const auto it = arrived.find(task.id);
+      if (!death.ended_well()) last_death_ = task.id;
       TaskResult result =
           death.ended_well() && it != arrived.end() ? std::move(it->second) : result_of_death(death);
       if (const auto first = to_locate.find(task.id); first != to_locate.end()) {

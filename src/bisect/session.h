@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status_line.h"
+#include "bisect/held_weights.h"
 #include "bisect/journal.h"
 #include "bisect/pool.h"
 #include "bisect/task.h"
@@ -48,6 +49,8 @@ class Session {
  private:
   Status take(const std::string& key, TaskResult result);
   Task pool_task(const WorkerTask& task) const;
+  Status obtain_device_weights();
+  Status note_intact(const std::string& key, nlohmann::json event);
 
   const Checkpoint* checkpoint_;
   SessionOptions options_;
@@ -55,6 +58,8 @@ class Session {
   std::map<std::string, TaskResult> known_;
   StatusLine status_;
   double start_;
+  std::optional<RunWeights> device_weights_;  // of a GPU, once something is to be run there
+  std::string last_death_;                    // the key of the task whose worker died last
   int done_ = 0;
   int total_ = 0;
   int failing_ = 0;

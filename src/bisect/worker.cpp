@@ -8,6 +8,7 @@
 #include "bisect/engine_config.h"
 #include "bisect/plant.h"
 #include "bisect/probes.h"
+#include "bisect/protocol.h"
 #include "bisect/signature.h"
 #include "check/compare.h"
 #include "engine/device_weights.h"
@@ -187,11 +188,23 @@ class TaskRunner {
                          : DeviceWeights::attach(*device_, checkpoint_, slabs_.manifest, slabs_.descriptors);
     if (!on_device) return tl::make_unexpected(std::move(on_device).error());
     device_weights_.emplace(std::move(*on_device));
+    if (!slabs_.descriptors.empty()) FAULTLINE_TRY_STATUS(prove_intact());
     FAULTLINE_TRY(on_device_, device_weights_->to_device(weights_));
     for (const DeviceWeights::Range& range : device_weights_->ranges())
       mirror_->add(range.device, range.bytes, range.host);
     placed_ = &on_device_;
     return {};
+  }
+
+  // Whatever the worker before this one did to the weights shows before the first kernel of this one.
+  Status prove_intact() {
+    const Stopwatch watch;
+    FAULTLINE_TRY_STATUS(device_weights_->verify());
+    if (!slabs_.report) return {};
+    return slabs_.report({{"event", event::kWeightsIntact},
+                          {"checksum", device_weights_->checksum()},
+                          {"bytes", device_weights_->bytes()},
+                          {"seconds", watch.seconds()}});
   }
 
   bool greedy() const { return !(task_.probes.temperature > 0); }
@@ -386,7 +399,9 @@ SlabSource slabs_of(const nlohmann::json& payload) {
   return slabs;
 }
 
-Result<TaskResult> work_of(const nlohmann::json& payload, ProgressWriter& progress) {
+Result<TaskResult> work_of(WorkerChannel& channel) {
+  const nlohmann::json& payload = channel.task();
+  ProgressWriter& progress = channel.progress();
   if (const auto capsule = payload.find("capsule"); capsule != payload.end()) {
     progress.phase(WorkerPhase::kReplay);
     if (payload.find("manifest") == payload.end()) return run_capsule_task(*capsule, nullptr);
@@ -397,21 +412,28 @@ Result<TaskResult> work_of(const nlohmann::json& payload, ProgressWriter& progre
   if (task_json == payload.end()) return internal_error("the worker was given no task");
   FAULTLINE_TRY(const WorkerTask task, task_from_json(*task_json));
   FAULTLINE_TRY(const Checkpoint checkpoint, attach_checkpoint(payload));
-  return run_task(task, checkpoint, slabs_of(payload), &progress);
+  SlabSource slabs = slabs_of(payload);
+  slabs.report = [&channel](const nlohmann::json& event) { return channel.send(event); };
+  return run_task(task, checkpoint, slabs, &progress);
 }
 
 Status worker_body(WorkerChannel& channel) {
-  FAULTLINE_TRY(const TaskResult result, work_of(channel.task(), channel.progress()));
+  FAULTLINE_TRY(const TaskResult result, work_of(channel));
   channel.progress().phase(WorkerPhase::kFinish);
   return channel.send({{"event", "result"}, {"result", to_json(result)}});
 }
 
 }  // namespace
 
-nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint) {
-  return {{"task", to_json(task)},
-          {"manifest", checkpoint.manifest()},
-          {"descriptors", static_cast<int64_t>(checkpoint.descriptors().size())}};
+nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint, const RunWeights* slabs) {
+  nlohmann::json payload = {{"task", to_json(task)},
+                            {"manifest", checkpoint.manifest()},
+                            {"descriptors", static_cast<int64_t>(checkpoint.descriptors().size())}};
+  if (slabs != nullptr) {
+    payload["slab_manifest"] = to_text(slabs->manifest);
+    payload["slabs"] = static_cast<int64_t>(slabs->slabs.size());
+  }
+  return payload;
 }
 
 Result<TaskResult> run_task(const WorkerTask& task, const Checkpoint& checkpoint, const SlabSource& slabs,
