@@ -376,4 +376,15 @@ bool run_cuda_reference(const OpKind& kind, const Kernel* kernel, ReferenceOf wh
   return true;
 }
 
+void compare_on_cuda(const TensorView& out, const TensorView& ref, int64_t live_rows, const TensorView& lengths,
+                     Tolerance tolerance, Closeness* result, void* stream) {
+  FAULTLINE_CHECK(out.rank >= 1 && out.rank <= 3 && out.rank == ref.rank);
+  FAULTLINE_CHECK(out.shape == ref.shape && out.stride == ref.stride);
+  const int64_t inner = out.rank == 1 ? 1 : out.dim(out.rank - 1);
+  const int64_t columns = out.rank == 3 ? out.dim(1) * inner : inner;
+  device::compare(stream, {tensor_of(out), tensor_of(ref), tensor_of(lengths), std::min(live_rows, out.dim(0)), columns,
+                           inner, out.rank == 3 ? out.stride[1] : 0, tolerance.atol, tolerance.rtol, &result->count,
+                           &result->first, &result->out, &result->ref});
+}
+
 }  // namespace faultline

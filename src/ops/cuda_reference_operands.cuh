@@ -201,4 +201,19 @@ void softmax(void* stream, const Tensor& logits, const Tensor& probs, float temp
 void sample(void* stream, const Tensor& probs, const Tensor& uniform, const Tensor& tokens);
 void argmax(void* stream, const Tensor& logits, const Tensor& tokens);
 
+// cuda_reference_compare.cu; the fields of Closeness, and what compare_on_cuda says (ops/cuda_reference.h).
+struct Comparison {
+  Tensor out, ref, lengths;
+  int64_t rows;
+  int64_t columns;       // of a row, all its dimensions flattened
+  int64_t inner;         // columns of the last dimension, which is contiguous
+  int64_t outer_stride;  // from one index of a middle dimension to the next
+  double atol, rtol;
+  int64_t* count;
+  int64_t* first;
+  float* out_there;
+  float* ref_there;
+};
+void compare(void* stream, const Comparison& comparison);
+
 }  // namespace faultline::cuda_reference
