@@ -1,5 +1,6 @@
 // batched_linear: one matrix a head (the absorbed products of MLA).
 #include "kernels/blas.h"
+#include "ops/cuda_products.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
 #include "ops/tolerances.h"
@@ -55,6 +56,9 @@ void model(const OpCall& call) {
 }
 
 KernelResult run_bmm(const OpCall& call) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (call.launch.cuda) return cuda_batched_linear(call);
+#endif
   const TensorView& x = call.view(BatchedLinear::kX);
   const TensorView& w = call.view(BatchedLinear::kWeight);
   const TensorView& out = call.view(BatchedLinear::kOut);

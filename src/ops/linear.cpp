@@ -1,6 +1,7 @@
 // linear, linear_w4a4: products with weights of every precision.
 #include <algorithm>
 
+#include "ops/cuda_products.h"
 #include "ops/fp4_tiles.h"
 #include "ops/kinds.h"
 #include "ops/operands.h"
@@ -70,6 +71,9 @@ void w4a4_spec(const OpCall& call) {
 
 // One kernel body for the dense and the weight-only products: the weight's format picks its loop.
 KernelResult run_linear(const OpCall& call) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (call.launch.cuda) return cuda_linear(call);
+#endif
   const std::vector<float> x = load_rows(call.view(Linear::kX));
   const TensorView& out = call.view(Linear::kOut);
   const int64_t width = out.dim(1);
@@ -88,6 +92,9 @@ KernelResult run_linear(const OpCall& call) {
 }
 
 KernelResult run_w4a4(const OpCall& call) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (call.launch.cuda) return cuda_linear_w4a4(call);
+#endif
   const TensorView& codes = call.view(LinearW4A4::kCodes);
   const TensorView& scales = call.view(LinearW4A4::kScales);
   const TensorView& out = call.view(LinearW4A4::kOut);

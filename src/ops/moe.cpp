@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/moe.h"
+#include "ops/cuda_products.h"
 #include "ops/fp4_tiles.h"
 #include "ops/kernel_operands.h"
 #include "ops/kinds.h"
@@ -165,6 +166,9 @@ std::vector<int64_t> expert_rows(const OpCall& call, int order_operand, int offs
 }
 
 KernelResult run_experts(const OpCall& call) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (call.launch.cuda) return cuda_experts(call);
+#endif
   const TensorView& x = call.view(ExpertLinear::kX);
   const TensorView& out = call.view(ExpertLinear::kOut);
   const int64_t k = call.attr().flag("x_per_token") ? call.attr().integer("k") : 1;
@@ -192,6 +196,9 @@ KernelResult run_experts(const OpCall& call) {
 }
 
 KernelResult run_experts_w4a4(const OpCall& call) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (call.launch.cuda) return cuda_experts_w4a4(call);
+#endif
   const TensorView& codes = call.view(ExpertLinearW4A4::kCodes);
   const TensorView& scales = call.view(ExpertLinearW4A4::kScales);
   const TensorView& out = call.view(ExpertLinearW4A4::kOut);
