@@ -46,7 +46,7 @@ __device__ inline int64_t cause_of(const IndexRow& r, int64_t column, int64_t& o
   const Task& task = *r.task;
   const int64_t value = r.value(column);
   owner = r.owner;
-  if (task.tail && column >= r.expected) return value == -1 ? 0 : kTail;
+  if (task.tail && column >= r.expected) return value == -1 ? kSound : kTail;
   if (value < task.begin || value >= task.end) return kRange;
   if (task.unique) {
     for (int64_t c = 0; c < column; ++c)

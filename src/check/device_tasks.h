@@ -23,7 +23,7 @@ inline constexpr double kProbabilitySumTolerance = 1e-3;  // as inspect.cpp
 inline constexpr uint8_t kScaleSentinel = 0xFF;
 
 // Why an index is bad (DeviceCheckRecord::extra[2]), in the order in which the host asks.
-enum Cause : int64_t { kTail = 1, kRange, kTwice, kForeign };
+enum Cause : int64_t { kSound = 0, kTail, kRange, kTwice, kForeign };
 
 enum class TaskKind : uint8_t {
   kMark,
