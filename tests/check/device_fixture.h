@@ -265,4 +265,67 @@ inline void require_same(const std::vector<DeviceFinding>& device, const std::ve
   }
 }
 
+inline const LiveCounts kAllLive{1 << 20, 1 << 20};
+
+// TensorView::store, also for F16 (1 stands for every finite value).
+inline void put(const TensorView& view, int64_t at, float value) {
+  if (view.dtype != Dtype::kF16) return view.store(at, value);
+  const bool negative = std::signbit(value);
+  const uint16_t magnitude = std::isnan(value) ? 0x7E00 : (std::isinf(value) ? 0x7C00 : 0x3C00);
+  view.as<uint16_t>()[at] = static_cast<uint16_t>(magnitude | (negative ? 0x8000 : 0));
+}
+
+// Every element of a view gets a value that is random, finite and written.
+inline void fill(const TensorView& view, std::mt19937& random) {
+  std::uniform_real_distribution<float> value(-4, 4);
+  for (int64_t i = 0; i < view.dim(0); ++i)
+    for (int64_t j = 0; j < (view.rank > 1 ? view.dim(1) : 1); ++j)
+      for (int64_t k = 0; k < (view.rank > 2 ? view.dim(2) : 1); ++k) {
+        const int64_t at = i * view.stride[0] + (view.rank > 1 ? j * view.stride[1] : 0) + (view.rank > 2 ? k : 0);
+        switch (view.dtype) {
+          case Dtype::kU8:
+            view.as<uint8_t>()[at] = static_cast<uint8_t>(random());
+            break;
+          case Dtype::kF8E4M3:
+            view.as<uint8_t>()[at] = static_cast<uint8_t>(random() % 0x7F);
+            break;
+          case Dtype::kI32:
+            view.as<int32_t>()[at] = static_cast<int32_t>(random() % 1000);
+            break;
+          default:
+            put(view, at, value(random));
+        }
+      }
+}
+
+inline CacheGeometry geometry_of(Format format, int64_t slots = 64, int64_t page_size = 8) {
+  CacheGeometry geometry;
+  geometry.format = format;
+  geometry.slots = slots;
+  geometry.page_size = page_size;
+  geometry.latent = 32;
+  geometry.rope = format == Format::kIndexF32 || format == Format::kIndexFp8 ? 0 : 8;
+  return geometry;
+}
+
+inline void write_slots(const CacheGeometry& geometry, const TensorView& cache, const std::vector<int32_t>& slots,
+                        std::mt19937& random) {
+  std::uniform_real_distribution<float> value(-4, 4);
+  std::vector<float> row(static_cast<size_t>(geometry.width()));
+  for (const int32_t slot : slots) {
+    for (float& x : row) x = value(random);
+    encode_slot(geometry, cache.data, slot, row.data(), false);
+  }
+}
+
+inline DeviceFixture::Operand cache_output(const TensorView& cache, const CacheGeometry& geometry, int slots_operand) {
+  Region region;
+  region.slots_operand = slots_operand;
+  return {OperandSpec{"cache", Direction::kOut, Content::kCache, region, {}, false}, cache, geometry, {}};
+}
+
+inline DeviceFixture::Operand plain_input(const TensorView& view) {
+  return {OperandSpec{"in", Direction::kIn, Content::kMetadata, {}, {}, false}, view, {}, {}};
+}
+
 }  // namespace faultline
