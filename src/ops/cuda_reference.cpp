@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "ops/cuda_reference_operands.cuh"
 #include "ops/kinds.h"
@@ -56,9 +56,9 @@ const void* device_table(const OpCall& call, const void* content, size_t bytes) 
   return bytes == 0 ? nullptr : tables.get(content, bytes, call.launch.stream);
 }
 
+static_assert(std::has_unique_object_representations_v<device::Tensor>);
 device::Tensor tensor_of(const TensorView& view) {
-  device::Tensor tensor;
-  std::memset(&tensor, 0, sizeof tensor);  // padding too: tables are compared by their bytes
+  device::Tensor tensor{};
   tensor.data = view.data;
   tensor.dtype = view.dtype;
   std::copy(view.shape.begin(), view.shape.end(), tensor.shape);

@@ -15,6 +15,7 @@ struct Tensor {
 
   void* data;
   Dtype dtype;
+  uint8_t unused[7];  // nothing is left for the compiler to pad: tables of tensors are compared by their bytes
   int64_t shape[kMaxRank];
   int64_t stride[kMaxRank];
 
