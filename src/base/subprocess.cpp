@@ -24,6 +24,7 @@ constexpr int kStartFailed = 127;  // as a shell reports a command that could no
 struct ChildPlan {
   const char* program = nullptr;
   char* const* arguments = nullptr;
+  char* const* environment = nullptr;
   const PassedFd* fds = nullptr;  // sorted by `to`
   int* parked = nullptr;          // room for a number a passed descriptor
   size_t fd_count = 0;
@@ -110,7 +111,7 @@ void reset_signals() {
   if (plan.address_space_limit != 0 && !limit_resource(RLIMIT_AS, plan.address_space_limit))
     fail(plan, "setrlimit(RLIMIT_AS)");
   reset_signals();
-  ::execv(plan.program, plan.arguments);
+  ::execve(plan.program, plan.arguments, plan.environment);
   fail(plan, "exec");
 }
 
@@ -129,6 +130,22 @@ tl::unexpected<SpawnFailure> failure(int error, const std::string& program, std:
   return tl::make_unexpected(SpawnFailure{
       Error{ErrorKind::kInternal, fmt::format("{} cannot be started: {}: {}", program, step, errno_text(error))},
       is_transient(error)});
+}
+
+// Our environment with the changes; null at its end. The texts of `changes` are pointed into.
+std::vector<char*> environment_with(std::vector<std::string>& changes) {
+  std::vector<char*> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view ours = *entry;
+    const bool replaced = std::any_of(changes.begin(), changes.end(), [&](const std::string& change) {
+      const size_t name = change.find('=');
+      return name != std::string::npos && ours.substr(0, name + 1) == std::string_view(change).substr(0, name + 1);
+    });
+    if (!replaced) result.push_back(*entry);
+  }
+  for (std::string& change : changes) result.push_back(change.data());
+  result.push_back(nullptr);
+  return result;
 }
 
 UniqueFd open_process(pid_t pid) {
@@ -188,6 +205,8 @@ tl::expected<Subprocess, SpawnFailure> Subprocess::spawn(const SpawnOptions& opt
   arguments.reserve(texts.size() + 1);
   for (std::string& text : texts) arguments.push_back(text.data());
   arguments.push_back(nullptr);
+  std::vector<std::string> changes = options.environment;
+  const std::vector<char*> environment = environment_with(changes);
 
   const UniqueFd null_fd(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null_fd.valid()) return failure(errno, options.program, "opening /dev/null");
@@ -202,6 +221,7 @@ tl::expected<Subprocess, SpawnFailure> Subprocess::spawn(const SpawnOptions& opt
   ChildPlan plan;
   plan.program = options.program.c_str();
   plan.arguments = arguments.data();
+  plan.environment = environment.data();
   plan.fds = fds.data();
   plan.parked = parked.data();
   plan.fd_count = fds.size();

@@ -34,6 +34,8 @@ struct SpawnOptions {
   std::string program =
       "/proc/self/exe";                // a path; the child runs the very binary that we run, even if it was replaced
   std::vector<std::string> arguments;  // argv, with argv[0]
+  // "NAME=value": added to our own environment, or in the place of what it says.
+  std::vector<std::string> environment;
   std::vector<PassedFd> fds;
   // Bytes; 0: unlimited. The data limit counts private writable memory (heap, stacks of threads), not shared mappings
   // of weights; the address space limit counts every mapping, and is of no use to a process with a CUDA context.

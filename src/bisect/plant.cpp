@@ -53,6 +53,15 @@ Entry host_fault(std::string name, std::string summary, std::string verdict, pla
           Keys::kNoRow};
 }
 
+// A fault of the GPU, or of a launch there. `gpu_only`: the CPU has nothing like it.
+Entry device_fault(std::string name, std::string summary, std::string verdict, plants::Factory make, bool gpu_only,
+                   std::vector<std::string> reports = {}) {
+  Entry entry = host_fault(std::move(name), std::move(summary), std::move(verdict), make, std::move(reports));
+  entry.info.gpu_only = gpu_only;
+  if (gpu_only) entry.info.needs = "a GPU (--device cuda)";
+  return entry;
+}
+
 std::vector<Entry> index_entries() {
   return {
       {{.name = "page_past_pool",
@@ -210,8 +219,31 @@ std::vector<Entry> host_entries() {
                  make_op_fault<plants::throw_exception>, {"sglang#31864", "flashinfer#2516"}),
       host_fault("out_of_memory", "a kernel's launcher allocates until memory is out", "oom",
                  make_op_fault<plants::run_out_of_memory>, {"sglang#37712", "sglang#35201"}),
-      host_fault("assert", "a kernel's assertion fails on the device", "device-assert",
-                 make_op_fault<plants::assert_on_device>, {"sglang#20043", "sglang#29453"}),
+  };
+}
+
+std::vector<Entry> device_entries() {
+  Entry overwrite = device_fault("weight_overwrite", "a kernel stores into the weights, which may only be read",
+                                 "illegal-access", make_op_fault<plants::overwrite_a_weight>, true);
+  overwrite.target = {Layer::kFirst, "self_attn.o_proj", "", PassPhase::kDecode, {}};
+  overwrite.info.seen_at = "layers.*.self_attn.o_proj";
+  return {
+      device_fault("assert", "a kernel's assertion fails on the device", "device-assert",
+                   make_op_fault<plants::assert_on_device>, false, {"sglang#20043", "sglang#29453"}),
+      device_fault("illegal_access", "a kernel writes far outside of its tensors", "illegal-access",
+                   make_op_fault<plants::access_an_illegal_address>, true, {"sglang#37892", "sglang#34025"}),
+      device_fault("misaligned_access", "a kernel stores four bytes to an address that is no multiple of four",
+                   "illegal-access", make_op_fault<plants::access_a_misaligned_address>, true,
+                   {"lightseekorg/tokenspeed#501"}),
+      device_fault("illegal_instruction", "a kernel traps: an instruction that the GPU cannot execute",
+                   "launch-failure", make_op_fault<plants::execute_an_illegal_instruction>, true, {"sglang#11942"}),
+      device_fault("shared_memory_limit", "a kernel is launched with more shared memory than a block can have",
+                   "launch-failure", make_op_fault<plants::ask_for_too_much_shared_memory>, false),
+      device_fault("grid_limit", "a kernel is launched with a larger grid than there can be", "launch-failure",
+                   make_op_fault<plants::ask_for_too_large_a_grid>, false),
+      device_fault("no_code", "a kernel is launched that was compiled for another architecture", "unsupported",
+                   make_op_fault<plants::launch_code_for_another_gpu>, false),
+      std::move(overwrite),
   };
 }
 
@@ -237,7 +269,7 @@ std::vector<std::string> keys_of(Keys keys) {
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> kEntries = [] {
     std::vector<Entry> all;
-    for (auto make : {index_entries, quantization_entries, value_entries, host_entries})
+    for (auto make : {index_entries, quantization_entries, value_entries, host_entries, device_entries})
       for (Entry& entry : make()) all.push_back(std::move(entry));
     for (Entry& entry : all) {
       entry.info.target = target_text(entry.target);
@@ -335,6 +367,14 @@ Result<std::unique_ptr<PlantedFault>> make_plant(std::string_view spec, const Mo
 Status check_plant(std::string_view spec) {
   FAULTLINE_TRY(const Entry* entry, known_entry(spec));
   FAULTLINE_TRY([[maybe_unused]] const PlantSelector selector, selector_of(spec, *entry));
+  return {};
+}
+
+Status check_plant_device(std::string_view spec, bool cuda) {
+  FAULTLINE_TRY(const Entry* entry, known_entry(spec));
+  if (entry->info.gpu_only && !cuda)
+    return bad_input("plant '{}': a fault of a GPU, and this run is on the CPU; it needs --device cuda",
+                     quotable(spec));
   return {};
 }
 

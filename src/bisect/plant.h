@@ -28,6 +28,7 @@ struct PlantInfo {
   std::vector<std::string> verdicts;  // the first is the one that `seen_from` gives
   std::string seen_at;                // glob on the name of the op where the first violation is, at the default target
   CheckLevel seen_from = CheckLevel::kFull;  // the cheapest level that sees it
+  bool gpu_only = false;                     // nothing on a CPU is like it: the kernel is left alone there
   std::vector<std::string> reports;          // public reports of such a fault, "repository#number"
   std::vector<std::string> keys;             // of a selector
 };
@@ -51,5 +52,7 @@ class PlantedFault : public FaultInjector {
 Result<std::unique_ptr<PlantedFault>> make_plant(std::string_view spec, const ModelConfig& config);
 // The same without a model: name and selector only.
 Status check_plant(std::string_view spec);
+// Bad input where the fault cannot be on the device that the run is for.
+Status check_plant_device(std::string_view spec, bool cuda);
 
 }  // namespace faultline

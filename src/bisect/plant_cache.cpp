@@ -70,10 +70,10 @@ KernelResult read_scales_as_powers_of_two(Blow& blow) {
   const Argument& cache = blow.call.argument(operand);
   const Format format = cache.geometry->format;
   if (format != Format::kKvPacked && format != Format::kIndexFp8) return blow.miss();
-  const TensorCopy copy(cache.view());
-  rewrite_scales(*cache.geometry, copy.view().data);
+  TensorCopy copy(blow.gpu(), cache.view());
+  rewrite_scales(*cache.geometry, copy.host().data);
   ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(operand, {copy.view()});
+  arguments.replace(operand, {copy.publish()});
   return blow.kernel(arguments);
 }
 
@@ -83,11 +83,12 @@ KernelResult zero_a_latent_quarter(Blow& blow) {
   if (blow.op.kind->name != W::kName || blow.call.argument(W::kCache).format != Format::kKvPacked) return blow.miss();
   const std::optional<int64_t> row = blow.row_of(W::kX);
   if (!row) return blow.miss();
-  const TensorCopy copy(blow.call.view(W::kX));
+  TensorCopy copy(blow.gpu(), blow.call.view(W::kX));
+  const TensorView& x = copy.host();
   const int64_t quarter = blow.call.argument(W::kCache).geometry->latent / kPackedScales;
-  for (int64_t c = 0; c < quarter; ++c) copy.view().store(copy.view().offset(*row, c), 0.0f);
+  for (int64_t c = 0; c < quarter; ++c) x.store(x.offset(*row, c), 0.0f);
   ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(W::kX, {copy.view()});
+  arguments.replace(W::kX, {copy.publish()});
   return blow.kernel(arguments);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "check/violation.h"
 #include "ops/fp4_tiles.h"
@@ -11,13 +12,13 @@
 namespace faultline::plants {
 namespace {
 
-// Calls visit(byte offset) for each element of rows [begin, end).
+// Calls visit(byte offset) for each element.
 template <class Visit>
-void for_each_element(const TensorView& view, int64_t begin, int64_t end, Visit&& visit) {
+void for_each_element(const TensorView& view, Visit&& visit) {
   const auto size = static_cast<int64_t>(dtype_bytes(view.dtype));
   const int64_t columns = view.rank > 1 ? view.dim(1) : 1;
   const int64_t depth = view.rank > 2 ? view.dim(2) : 1;
-  for (int64_t row = begin; row < end; ++row)
+  for (int64_t row = 0; row < view.dim(0); ++row)
     for (int64_t column = 0; column < columns; ++column)
       for (int64_t i = 0; i < depth; ++i) {
         int64_t at = row * view.stride[0];
@@ -25,6 +26,10 @@ void for_each_element(const TensorView& view, int64_t begin, int64_t end, Visit&
         if (view.rank > 2) at += i * view.stride[2];
         visit(at * size);
       }
+}
+
+size_t bytes_reached(const TensorView& view) {
+  return static_cast<size_t>(view.extent()) * dtype_bytes(view.dtype);
 }
 
 }  // namespace
@@ -40,8 +45,16 @@ KernelResult Blow::miss() {
   return kernel();
 }
 
+Device* Blow::gpu() const {
+  if (!call.launch.cuda) return nullptr;
+  FAULTLINE_CHECK(device != nullptr);
+  return device;
+}
+
 int64_t Blow::live_rows_of(int operand) const {
-  return live_rows(call, op.kind->operands[static_cast<size_t>(operand)].region, operand, info.live);
+  const Region& region = op.kind->operands[static_cast<size_t>(operand)].region;
+  const HostCall host(*this, {region.sum_operand});
+  return live_rows(host.call(), region, operand, info.live);
 }
 
 std::optional<int64_t> Blow::row_of(int operand) const {
@@ -53,7 +66,7 @@ std::optional<int64_t> Blow::row_of(int operand) const {
 
 KernelResult OpFault::run(const PassInfo& info, const Op& op, const OpCall& call, bool) {
   if (!site_.selector.matches(info, op, call.checked)) return op.kernel->run(call);
-  Blow blow{info, op, call, site_.selector.row};
+  Blow blow{info, op, call, site_.selector.row, device_};
   KernelResult result = strike_(blow);
   if (blow.struck) ++fired_;
   return result;
@@ -69,25 +82,75 @@ ArgumentList copy_arguments(const OpCall& call) {
   return result;
 }
 
-TensorCopy::TensorCopy(const TensorView& view) : view_(view) {
-  const size_t bytes = static_cast<size_t>(view.extent()) * dtype_bytes(view.dtype);
-  bytes_.assign(view.data, view.data + bytes);
+HostTensor::HostTensor(Device* gpu, const TensorView& view) : gpu_(gpu), from_(view.data), view_(view) {
+  if (gpu_ == nullptr) return;
+  bytes_.resize(bytes_reached(view));
+  gpu_->copy(bytes_.data(), from_, bytes_.size());
   view_.data = bytes_.data();
 }
 
-RowBlock::RowBlock(const TensorView& view, int64_t begin, int64_t end) : begin_(begin), end_(end) {
+void HostTensor::write_back() const {
+  if (gpu_ != nullptr) gpu_->copy(from_, bytes_.data(), bytes_.size());
+}
+
+HostCall::HostCall(const Blow& blow, std::initializer_list<int> operands) : call_(blow.call) {
+  Device* const gpu = blow.gpu();
+  if (gpu == nullptr) return;
+  arguments_ = copy_arguments(blow.call);
+  tensors_.reserve(operands.size());
+  for (const int operand : operands) {
+    if (operand < 0 || !blow.call.argument(operand).present()) continue;
+    tensors_.emplace_back(gpu, blow.call.view(operand));
+    arguments_.replace(operand, {tensors_.back().view()});
+  }
+  call_.arguments = arguments_.get();
+}
+
+void HostCall::write_back() const {
+  for (const HostTensor& tensor : tensors_) tensor.write_back();
+}
+
+TensorCopy::TensorCopy(Device* gpu, const TensorView& view) : gpu_(gpu), bytes_(bytes_reached(view)), host_(view) {
+  if (gpu_ != nullptr)
+    gpu_->copy(bytes_.data(), view.data, bytes_.size());
+  else if (!bytes_.empty())
+    std::memcpy(bytes_.data(), view.data, bytes_.size());
+  host_.data = bytes_.data();
+}
+
+// The kernel may still be reading. A fault that shows here shows again wherever the device is asked next.
+TensorCopy::~TensorCopy() {
+  if (buffer_ != nullptr) static_cast<void>(gpu_->wait());
+}
+
+TensorView TensorCopy::publish() {
+  if (gpu_ == nullptr) return host_;
+  auto buffer = gpu_->allocate(bytes_.size());
+  if (!buffer) throw std::bad_alloc();
+  buffer_ = std::move(*buffer);
+  gpu_->copy(buffer_->data(), bytes_.data(), bytes_.size());
+  TensorView view = host_;
+  view.data = buffer_->data();
+  return view;
+}
+
+RowBlock::RowBlock(Device* gpu, const TensorView& view, int64_t begin, int64_t end)
+    : gpu_(gpu), begin_(begin), end_(end) {
+  const HostTensor rows(gpu_, slice_rows(view, begin_, end_ - begin_));
   const size_t size = dtype_bytes(view.dtype);
-  for_each_element(view, begin_, end_,
-                   [&](int64_t at) { bytes_.insert(bytes_.end(), view.data + at, view.data + at + size); });
+  const std::byte* data = rows.view().data;
+  for_each_element(rows.view(), [&](int64_t at) { bytes_.insert(bytes_.end(), data + at, data + at + size); });
 }
 
 void RowBlock::restore(const TensorView& view) const {
+  const HostTensor rows(gpu_, slice_rows(view, begin_, end_ - begin_));
   const size_t size = dtype_bytes(view.dtype);
   const std::byte* from = bytes_.data();
-  for_each_element(view, begin_, end_, [&](int64_t at) {
-    std::memcpy(view.data + at, from, size);
+  for_each_element(rows.view(), [&](int64_t at) {
+    std::memcpy(rows.view().data + at, from, size);
     from += size;
   });
+  rows.write_back();
 }
 
 std::pair<int64_t, int64_t> tile_of(const TensorView& view, int64_t row) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "bisect/plant.h"
 #include "bisect/plant_selector.h"
+#include "device/device.h"
 #include "ops/op.h"
 
 namespace faultline::plants {
@@ -26,7 +28,11 @@ struct Blow {
   const Op& op;
   const OpCall& call;
   std::optional<int64_t> row;  // the selector's
+  Device* device = nullptr;    // as use_device() said
   bool struck = true;          // false: there was nothing to break in this call, which went the kernel's way
+
+  // Where the operands lie, when that is not the host's memory; else null.
+  Device* gpu() const;
 
   KernelResult kernel() const { return op.kernel->run(call); }
   KernelResult kernel(const ArgumentList& arguments) const;
@@ -45,6 +51,8 @@ class OpFault : public PlantedFault {
   OpFault(Site site, Strike strike) : site_(std::move(site)), strike_(strike) {}
   KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override;
   void weights(ModelWeights& weights) override;
+  bool touches(const Op& op) const override { return site_.selector.may_match(op); }
+  void use_device(Device& device) override { device_ = &device; }
   int64_t fired() const override { return fired_; }
   const PlantInfo& info() const override { return *site_.info; }
   std::string where() const override { return site_.selector.text(); }
@@ -52,6 +60,7 @@ class OpFault : public PlantedFault {
  private:
   Site site_;
   Strike strike_;
+  Device* device_ = nullptr;
   int64_t fired_ = 0;
 };
 
@@ -65,27 +74,67 @@ std::unique_ptr<PlantedFault> make_op_fault(Site site) {
 
 // The call's arguments, to put something else in the place of one.
 ArgumentList copy_arguments(const OpCall& call);
-// A private copy of everything that a view reaches, laid out alike.
-class TensorCopy {
+// A tensor as the host reads and changes it: itself where it lies in the host's memory (`gpu` is null), else a copy of
+// what it held when this was made.
+class HostTensor {
  public:
-  explicit TensorCopy(const TensorView& view);
+  HostTensor(Device* gpu, const TensorView& view);
   const TensorView& view() const { return view_; }
+  // Puts the changed copy where it came from.
+  void write_back() const;
 
  private:
+  Device* gpu_;
+  std::byte* from_;
   std::vector<std::byte> bytes_;
   TensorView view_;
+};
+
+// The call with the operands named (each a single tensor; negative ones are skipped) as HostTensors. The others keep
+// their addresses.
+class HostCall {
+ public:
+  HostCall(const Blow& blow, std::initializer_list<int> operands);
+  const OpCall& call() const { return call_; }
+  const TensorView& view(int operand) const { return call_.view(operand); }
+  // Puts what was changed where it came from.
+  void write_back() const;
+
+ private:
+  std::vector<HostTensor> tensors_;
+  ArgumentList arguments_;
+  OpCall call_;
+};
+
+// A private copy of everything that a view reaches, laid out alike: changed on the host, then given to the kernel.
+class TensorCopy {
+ public:
+  TensorCopy(Device* gpu, const TensorView& view);
+  ~TensorCopy();
+  TensorCopy(const TensorCopy&) = delete;
+  TensorCopy& operator=(const TensorCopy&) = delete;
+  const TensorView& host() const { return host_; }
+  // The copy where the kernel can read it, as long as this lives.
+  TensorView publish();
+
+ private:
+  Device* gpu_;
+  std::vector<std::byte> bytes_;
+  std::unique_ptr<Buffer> buffer_;
+  TensorView host_;
 };
 
 // Rows [begin, end) of a view, kept aside.
 class RowBlock {
  public:
-  RowBlock(const TensorView& view, int64_t begin, int64_t end);
+  RowBlock(Device* gpu, const TensorView& view, int64_t begin, int64_t end);
   // Puts them (back) into `view`, which has the shape and strides of the first.
   void restore(const TensorView& view) const;
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
 
  private:
+  Device* gpu_;
   int64_t begin_;
   int64_t end_;
   std::vector<std::byte> bytes_;
@@ -131,6 +180,18 @@ KernelResult hang(Blow& blow);
 KernelResult exit_process(Blow& blow);
 KernelResult throw_exception(Blow& blow);
 KernelResult run_out_of_memory(Blow& blow);
+// plant_gpu.cpp: faults of the device itself. On the CPU the first four are acted out as what the kernel reports, the
+// others have no like and leave the kernel alone (PlantInfo::gpu_only).
 KernelResult assert_on_device(Blow& blow);
+KernelResult ask_for_too_much_shared_memory(Blow& blow);
+KernelResult ask_for_too_large_a_grid(Blow& blow);
+KernelResult launch_code_for_another_gpu(Blow& blow);
+KernelResult access_an_illegal_address(Blow& blow);
+KernelResult access_a_misaligned_address(Blow& blow);
+KernelResult execute_an_illegal_instruction(Blow& blow);
+KernelResult overwrite_a_weight(Blow& blow);
+// The GPU's side of faults that a CPU has too.
+KernelResult hang_on_device(Blow& blow);
+KernelResult run_out_of_device_memory(Blow& blow);
 
 }  // namespace faultline::plants

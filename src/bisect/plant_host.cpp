@@ -54,7 +54,8 @@ KernelResult abort_process(Blow& blow) {
   std::abort();
 }
 
-KernelResult hang(Blow&) {
+KernelResult hang(Blow& blow) {
+  if (blow.gpu() != nullptr) return hang_on_device(blow);
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
@@ -66,7 +67,8 @@ KernelResult throw_exception(Blow& blow) {
   throw std::runtime_error(blow.op.name + ": planted exception");
 }
 
-KernelResult run_out_of_memory(Blow&) {
+KernelResult run_out_of_memory(Blow& blow) {
+  if (blow.gpu() != nullptr) return run_out_of_device_memory(blow);
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   std::vector<std::unique_ptr<char[]>> taken;
   for (size_t i = 0; i < kMemoryAttempts && !machine_runs_low(); ++i) {
@@ -75,10 +77,6 @@ KernelResult run_out_of_memory(Blow&) {
     for (size_t at = 0; at < kMemoryStep; at += page) bytes[at] = 1;
   }
   throw std::bad_alloc();
-}
-
-KernelResult assert_on_device(Blow& blow) {
-  return KernelFault{"device-assert", blow.op.name + ": planted assertion: `index >= 0 && index < size` failed"};
 }
 
 }  // namespace faultline::plants

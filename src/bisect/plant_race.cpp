@@ -29,7 +29,7 @@ bool overlap(const TensorView& a, const TensorView& b) {
 }
 
 // Whether an operand of the given direction reaches the memory of `view`.
-bool touches(const Op& op, const OpCall& call, Direction direction, const TensorView& view) {
+bool reaches(const Op& op, const OpCall& call, Direction direction, const TensorView& view) {
   for (size_t i = 0; i < op.kind->operands.size(); ++i) {
     const OperandSpec& spec = op.kind->operands[i];
     const Argument& argument = call.argument(static_cast<int>(i));
@@ -59,15 +59,15 @@ class LateTile : public PlantedFault {
       return produce(info, op, call, serialized);
     if (!late_) return op.kernel->run(call);
     const bool same_pass = late_->phase == info.phase && late_->step == info.step && late_->layer == op.layer;
-    if (!same_pass || touches(op, call, Direction::kOut, late_->rows)) {
+    if (!same_pass || reaches(op, call, Direction::kOut, late_->rows)) {
       late_.reset();
       return op.kernel->run(call);
     }
     const bool reads =
-        late_->consumer.empty() ? touches(op, call, Direction::kIn, late_->rows) : late_->consumer == op.name;
+        late_->consumer.empty() ? reaches(op, call, Direction::kIn, late_->rows) : late_->consumer == op.name;
     if (!reads) return op.kernel->run(call);
     late_->consumer = op.name;  // code outputs are written twice, over two poisons: both times early
-    const RowBlock applied(late_->output, late_->before.begin(), late_->before.end());
+    const RowBlock applied(gpu(call), late_->output, late_->before.begin(), late_->before.end());
     late_->before.restore(late_->output);
     KernelResult result = op.kernel->run(call);
     applied.restore(late_->output);
@@ -84,6 +84,9 @@ class LateTile : public PlantedFault {
     }
   }
 
+  // Any op of the product's layer may be the one that reads it or overwrites it.
+  bool touches(const Op& op) const override { return site_.selector.layer_may_match(op); }
+  void use_device(Device& device) override { device_ = &device; }
   int64_t fired() const override { return fired_; }
   const PlantInfo& info() const override { return *site_.info; }
   std::string where() const override { return site_.selector.text(); }
@@ -104,18 +107,21 @@ class LateTile : public PlantedFault {
     late_.reset();
     const int operand = output_of(op);
     const TensorView& out = call.view(operand);
-    const int64_t live = live_rows(call, op.kind->operands[static_cast<size_t>(operand)].region, operand, info.live);
+    const int64_t live = Blow{info, op, call, {}, device_}.live_rows_of(operand);
     const int64_t row = site_.selector.row.value_or(live - 1);
     if (serialized || row < 0 || row >= live) return op.kernel->run(call);
     const auto [begin, end] = tile_of(out, row);
-    RowBlock before(out, begin, end);
+    RowBlock before(gpu(call), out, begin, end);
     KernelResult result = op.kernel->run(call);
     late_.emplace(
         Late{info.phase, info.step, op.layer, out, slice_rows(out, begin, end - begin), std::move(before), {}});
     return result;
   }
 
+  Device* gpu(const OpCall& call) const { return call.launch.cuda ? device_ : nullptr; }
+
   Site site_;
+  Device* device_ = nullptr;
   std::optional<Late> late_;
   int64_t fired_ = 0;
 };

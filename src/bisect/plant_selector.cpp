@@ -105,9 +105,23 @@ class SelectorParser {
 
 }  // namespace
 
-bool PlantSelector::matches(const PassInfo& info, const Op& op_, bool checked_build) const {
-  if (op && !glob_matches(*op, op_.name)) return false;
+bool PlantSelector::may_match(const Op& op_) const {
+  return (!op || glob_matches(*op, op_.name)) && (!layer || *layer == op_.layer);
+}
+
+bool PlantSelector::layer_may_match(const Op& op_) const {
   if (layer && *layer != op_.layer) return false;
+  if (!op || may_match(op_)) return true;
+  // "layers.3.": what follows is not known of the layer's other ops.
+  constexpr std::string_view kLayers = "layers.";
+  const std::string_view glob = *op;
+  const size_t end = glob.starts_with(kLayers) ? glob.find('.', kLayers.size()) : std::string_view::npos;
+  if (end == std::string_view::npos) return op_.layer >= 0;
+  return glob_matches(glob.substr(0, end), fmt::format("{}{}", kLayers, op_.layer));
+}
+
+bool PlantSelector::matches(const PassInfo& info, const Op& op_, bool checked_build) const {
+  if (!may_match(op_)) return false;
   if (phase && *phase != info.phase) return false;
   return holds(step, info.step) && holds(batch, info.live.requests) && holds(tokens, info.live.tokens) &&
          holds(graph, info.graph) && holds(warmup, info.warmup) && holds(checked, checked_build);

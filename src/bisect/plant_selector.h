@@ -40,6 +40,9 @@ struct PlantSelector {
 
   // Everything but `row`, which the fault itself knows what to do with.
   bool matches(const PassInfo& info, const Op& op_, bool checked_build) const;
+  // Whether some pass could make it match the op, or an op of that op's layer.
+  bool may_match(const Op& op_) const;
+  bool layer_may_match(const Op& op_) const;
   // "op=layers.0.*,phase=decode"; "" when nothing is set.
   std::string text() const;
 };

@@ -1,5 +1,6 @@
 // Kernels that compute or store something wrong.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,7 +22,8 @@ std::optional<int64_t> middle_of_row(const Blow& blow, int operand) {
   if (view.rank == 1) return view.offset(*row);
   if (view.rank == 3) return view.offset(*row, view.dim(1) / 2, view.dim(2) / 2);
   const Region& region = blow.op.kind->operands[static_cast<size_t>(operand)].region;
-  const int64_t columns = live_columns(blow.call, region, view, *row);
+  const HostCall host(blow, {region.lengths_operand});
+  const int64_t columns = live_columns(host.call(), region, view, *row);
   if (columns == 0) return std::nullopt;
   return view.offset(*row, columns / 2);
 }
@@ -33,9 +35,17 @@ KernelResult change_one_value(Blow& blow, const Change& change) {
   const std::optional<int64_t> at = middle_of_row(blow, operand);
   if (!at) return blow.miss();
   KernelResult result = blow.kernel();
-  const TensorView& view = blow.call.view(operand);
-  view.store(*at, change(view.load(*at)));
+  const HostTensor out(blow.gpu(), blow.call.view(operand));
+  out.view().store(*at, change(out.view().load(*at)));
+  out.write_back();
   return result;
+}
+
+void copy(Device* gpu, std::byte* to, const std::byte* from, size_t bytes) {
+  if (gpu != nullptr)
+    gpu->copy(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
 }
 
 }  // namespace
@@ -56,8 +66,10 @@ KernelResult divide_routing_weights_by_zero(Blow& blow) {
   const std::optional<int64_t> row = blow.row_of(R::kWeights);
   if (!row) return blow.miss();
   KernelResult result = blow.kernel();
-  const TensorView& weights = blow.call.view(R::kWeights);
+  const HostTensor host(blow.gpu(), blow.call.view(R::kWeights));
+  const TensorView& weights = host.view();
   for (int64_t j = 0; j < weights.dim(1); ++j) weights.store(weights.offset(*row, j), kNan);
+  host.write_back();
   return result;
 }
 
@@ -68,7 +80,7 @@ KernelResult leave_a_tile_unwritten(Blow& blow) {
   if (!row) return blow.miss();
   const TensorView& out = blow.call.view(operand);
   const auto [begin, end] = tile_of(out, *row);
-  const RowBlock before(out, begin, end);
+  const RowBlock before(blow.gpu(), out, begin, end);
   KernelResult result = blow.kernel();
   before.restore(out);
   return result;
@@ -81,18 +93,24 @@ KernelResult write_past_the_end(Blow& blow) {
   if (operand < 0 || !blow.call.view(operand).contiguous()) return blow.miss();
   KernelResult result = blow.kernel();
   const TensorView& out = blow.call.view(operand);
+  Device* const gpu = blow.gpu();
   if (blow.call.checked && blow.call.launch.log != nullptr) {
-    kernels::AccessLog& log = *blow.call.launch.log;
+    auto* const at = reinterpret_cast<std::byte*>(blow.call.launch.log);
+    kernels::AccessLog log;
+    copy(gpu, reinterpret_cast<std::byte*>(&log), at, sizeof log);
     if (log.count < kernels::AccessLog::kCapacity)
       log.first[log.count] = kernels::BadAccess{operand, 1, out.extent(), out.extent(), 0, 0};
     ++log.count;
+    copy(gpu, at, reinterpret_cast<const std::byte*>(&log), sizeof log);
     return result;
   }
   if (out.data != blow.op.arguments[operand].view().data) {
     blow.struck = false;
     return result;
   }
-  std::memset(out.data + static_cast<size_t>(out.extent()) * dtype_bytes(out.dtype), 0, dtype_bytes(out.dtype));
+  constexpr std::array<std::byte, sizeof(double)> kZero{};
+  const size_t size = dtype_bytes(out.dtype);
+  copy(gpu, out.data + static_cast<size_t>(out.extent()) * size, kZero.data(), size);
   return result;
 }
 
@@ -101,9 +119,9 @@ KernelResult rotate_twice(Blow& blow) {
   if (blow.op.kind->name != R::kName || !blow.call.attr().flag("enabled")) return blow.miss();
   KernelResult result = blow.kernel();
   if (result) return result;
-  const TensorCopy once(blow.call.view(R::kOut));
+  TensorCopy once(blow.gpu(), blow.call.view(R::kOut));
   ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(R::kX, {once.view()});
+  arguments.replace(R::kX, {once.publish()});
   return blow.kernel(arguments);
 }
 

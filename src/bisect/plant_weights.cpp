@@ -18,13 +18,7 @@ class ZeroInputScale : public PlantedFault {
   explicit ZeroInputScale(Site site) : site_(std::move(site)), zero_(std::make_unique<float>(0.0f)) {}
 
   KernelResult run(const PassInfo&, const Op& op, const OpCall& call, bool) override {
-    const int operand = input_scale_of(op);
-    if (operand >= 0)
-      for (const TensorView& view : call.argument(operand).views)
-        if (view.data == zero_bytes()) {
-          ++fired_;
-          break;
-        }
+    if (touches(op)) ++fired_;
     return op.kernel->run(call);
   }
 
@@ -38,9 +32,18 @@ class ZeroInputScale : public PlantedFault {
                                           : !any && glob_matches("*.mlp*gate_up_proj", product.op);
       if (!chosen) continue;
       any = true;
+      struck_.push_back(product.op);
       for (LinearWeight* weight : product.weights) weight->input_scale.data = zero_bytes();
       if (!site_.chosen_op) site_.selector.op = product.op;
     }
+  }
+
+  // By name: on a GPU the scale has another address than the one that weights() gave it.
+  bool touches(const Op& op) const override {
+    if (input_scale_of(op) < 0) return false;
+    for (const std::string& product : struck_)
+      if (op.name == product || (op.name.starts_with(product) && op.name[product.size()] == '.')) return true;
+    return false;
   }
 
   int64_t fired() const override { return fired_; }
@@ -52,6 +55,7 @@ class ZeroInputScale : public PlantedFault {
 
   Site site_;
   std::unique_ptr<float> zero_;
+  std::vector<std::string> struck_;  // products
   int64_t fired_ = 0;
 };
 

@@ -11,6 +11,11 @@ DeviceFault cuda_fault(cudaError_t error) {
     case cudaErrorMisalignedAddress:
     case cudaErrorInvalidAddressSpace:
       return {"illegal-access", message};
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+      return {"unsupported", message};
+    case cudaErrorMemoryAllocation:
+      return {"oom", message};
     case cudaErrorLaunchTimeout:
       return {"hang", message};
     default:  // illegal instruction, invalid pc, stack error, an unspecified launch failure, a lost GPU
