@@ -9,6 +9,7 @@
 #include "base/cpus.h"
 #include "base/fd.h"
 #include "base/interrupt.h"
+#include "bisect/core_dump.h"
 #include "bisect/protocol.h"
 #include "bisect/worker_channel.h"
 
@@ -20,6 +21,7 @@ constexpr double kTick_s = 0.1;           // how often progress pages are looked
 constexpr double kNoExitFdTick_s = 0.01;  // and deaths, where the kernel has no pidfd
 constexpr double kSlack_s = 0.2;          // a round may last this much longer than planned and still counts as watched
 constexpr double kStartRetry_s = 0.05;
+constexpr double kDumpSettled_s = 0.5;  // a dump that has not grown for so long is complete
 constexpr size_t kReadStep = size_t{64} << 10;
 constexpr int kReadsAtOnce = 16;     // one talkative worker must not keep the others waiting
 constexpr int kReadsAtDeath = 1024;  // more than a pipe can hold
@@ -45,6 +47,24 @@ struct WorkerPool::Worker {
   double idle_s = 0;       // watched time without progress
   double lingering_s = 0;  // watched time since it was done or closed its pipe
   bool ended = false;
+  CoreDumpFiles dump;       // empty names: none is written
+  uint64_t dump_bytes = 0;  // when last looked at
+  double dump_still_s = 0;  // since it grew
+  double dumping_s = 0;     // since its time was up
+
+  // Its time is up: whether a dump is still to be waited for. Asks for one if nobody has.
+  bool dump_awaited(double elapsed_s, double limit_s) {
+    if (dump.core.empty() || dumping_s > limit_s) return false;
+    const uint64_t bytes = core_dump_size(dump);
+    if (!facts.dump_asked && bytes == 0) {
+      facts.dump_asked = ask_for_core_dump(dump);
+      return facts.dump_asked;
+    }
+    dumping_s += elapsed_s;
+    dump_still_s = bytes == dump_bytes ? dump_still_s + elapsed_s : 0;
+    dump_bytes = bytes;
+    return bytes == 0 || dump_still_s < kDumpSettled_s;
+  }
 
   void stop(StopReason reason, double limit_s, std::string detail = {}) {
     if (facts.stopped != StopReason::kNone) return;
@@ -188,6 +208,7 @@ tl::expected<std::unique_ptr<WorkerPool::Worker>, SpawnFailure> WorkerPool::star
     spawn.fds.push_back(fd);
   }
   spawn.data_limit = task.memory_limit != 0 ? task.memory_limit : options_.memory_limit;
+  if (!task.core_prefix.empty()) spawn.environment = core_dump_environment(task.core_prefix);
   const std::optional<int64_t> oom_kills = kernel_oom_kills();
   auto child = Subprocess::spawn(spawn);
   if (!child) return tl::make_unexpected(std::move(child.error()));
@@ -199,6 +220,7 @@ tl::expected<std::unique_ptr<WorkerPool::Worker>, SpawnFailure> WorkerPool::star
                                                    .oom_kills_before = oom_kills});
   worker->timeout_s = worker->task.phase_timeout_s > 0 ? worker->task.phase_timeout_s : options_.phase_timeout_s;
   worker->facts.memory_limit = spawn.data_limit;
+  if (!worker->task.core_prefix.empty()) worker->dump = core_dump_files(worker->task.core_prefix, worker->child.pid());
   return worker;
 }
 
@@ -269,7 +291,8 @@ void WorkerPool::watch(Worker& worker, double elapsed_s) const {
   const uint64_t heartbeat = worker.page.page().heartbeat.load(std::memory_order_acquire);
   worker.idle_s = heartbeat == worker.heartbeat ? worker.idle_s + elapsed_s : 0;
   worker.heartbeat = heartbeat;
-  if (worker.idle_s > worker.timeout_s) worker.stop(StopReason::kWatchdog, worker.timeout_s);
+  if (worker.idle_s <= worker.timeout_s) return;
+  if (!worker.dump_awaited(elapsed_s, options_.dump_s)) worker.stop(StopReason::kWatchdog, worker.timeout_s);
 }
 
 Status WorkerPool::conclude(Worker& worker, const ProcessEnd& end, const PoolCallbacks& callbacks) {
@@ -279,6 +302,15 @@ Status WorkerPool::conclude(Worker& worker, const ProcessEnd& end, const PoolCal
   facts.seconds = worker.since_start.seconds();
   facts.output = worker.child.output();
   facts.progress = read_progress(worker.page.page());
+  if (!worker.dump.core.empty()) {
+    tidy_core_dump(worker.dump);
+    if (core_dump_size(worker.dump) > 0) facts.core_file = worker.dump.core;
+  }
+  // It may have ended of the dump that it was asked for.
+  if (facts.dump_asked && facts.stopped == StopReason::kNone) {
+    facts.stopped = StopReason::kWatchdog;
+    facts.limit_s = worker.timeout_s;
+  }
   const std::optional<int64_t> oom_kills = kernel_oom_kills();
   if (oom_kills && worker.oom_kills_before) facts.kernel_oom_kill = *oom_kills > *worker.oom_kills_before;
   return callbacks.on_done ? callbacks.on_done(worker.task, explain_death(std::move(facts))) : Status{};

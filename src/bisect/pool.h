@@ -2,7 +2,8 @@
 // their progress, and says how each ended. No worker survives the pool, nor a kill -9 of this process.
 //
 // A worker that makes no progress (progress page or event) for the phase timeout is a hang. Time in which this process
-// itself did not watch (it was stopped, or a callback was slow) does not count.
+// itself did not watch (it was stopped, or a callback was slow) does not count. One that hangs on a GPU is asked for a
+// core dump before it is killed, and none is killed while it writes one.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ struct Task {
   std::vector<PassedFd> fds;
   double phase_timeout_s = 0;  // 0: the pool's
   uint64_t memory_limit = 0;   // bytes of private memory; 0: the pool's
+  std::string core_prefix;     // of GPU core dumps (core_dump.h); empty: none is written
 };
 
 struct PoolOptions {
@@ -37,6 +39,7 @@ struct PoolOptions {
   double phase_timeout_s = 60;
   double grace_s = 2;            // for a worker to end once it is done or has closed its pipe
   uint64_t memory_limit = 0;     // 0: none
+  double dump_s = 10;            // for the GPU core dump of a worker that hangs, or that dumps when its time is up
   double start_patience_s = 10;  // how long a start is tried again while the machine is out of processes or memory
 };
 

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "base/clock.h"
+#include "bisect/core_dump_report.h"
 #include "bisect/protocol.h"
 
 namespace faultline {
@@ -16,6 +17,7 @@ constexpr std::string_view kAbort = "abort";
 constexpr std::string_view kHang = "hang";
 constexpr std::string_view kOom = "oom";
 constexpr std::string_view kSkipped = "skipped";
+constexpr std::string_view kLaunchFailure = "launch-failure";
 
 struct Verdict {
   std::string_view name;
@@ -69,6 +71,33 @@ Verdict of_signal(const WorkerFacts& facts) {
   return {kCrash, "killed by SIGKILL from outside (not by Faultline, nor by the kernel's out-of-memory killer)"};
 }
 
+// What a device-side assertion printed: "a.cu:19: void f(): block: [1,0,0], thread: [6,0,0] Assertion `…` failed."
+std::string assertion_in(const std::string& output) {
+  constexpr size_t kShown = 300;
+  const size_t at = output.find(" Assertion `");
+  if (at == std::string::npos || output.find("thread: [") > at) return "";
+  const size_t begin = output.rfind('\n', at) + 1;  // npos + 1 is 0
+  std::string line = output.substr(begin, std::min(output.find('\n', at) - begin, kShown));
+  for (char& c : line)
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  return line;
+}
+
+// CUDA aborts a process once its dump is written; but a worker may come to another end in the meantime.
+Verdict of_dump(const WorkerFacts& facts) {
+  const CoreDump dump = parse_dump_progress(facts.output);
+  const std::string assertion = assertion_in(facts.output);
+  std::string message = dump.exception.empty() ? "a kernel trapped" : dump.exception;
+  if (!dump.kernel.empty()) message += " in kernel " + dump.kernel;
+  if (!assertion.empty()) message += ": " + assertion;
+  if (dump.exception.empty()) return {kLaunchFailure, std::move(message)};
+  static constexpr std::string_view kVerdicts[] = {"device-assert", "illegal-access"};
+  const std::string verdict = verdict_of_exception(dump.exception);
+  for (const std::string_view known : kVerdicts)
+    if (verdict == known) return {known, std::move(message)};
+  return {kLaunchFailure, std::move(message)};
+}
+
 Verdict of_exit(const WorkerFacts& facts) {
   switch (facts.end.code) {
     case 0:
@@ -106,8 +135,13 @@ Death explain_death(WorkerFacts facts) {
   // corrupt event.
   const bool killed = facts.end.signalled && facts.end.code == SIGKILL;
   const bool by_us = facts.stopped == StopReason::kCancelled || (facts.stopped != StopReason::kNone && killed) ||
+                     (facts.stopped == StopReason::kWatchdog && facts.dump_asked) ||
                      (facts.stopped == StopReason::kCorruptEvent && !facts.end.signalled);
-  Verdict verdict = by_us ? of_stop(facts) : (facts.end.signalled ? of_signal(facts) : of_exit(facts));
+  const bool faulted = !by_us && !facts.core_file.empty();
+  Verdict verdict = by_us                 ? of_stop(facts)
+                    : faulted             ? of_dump(facts)
+                    : facts.end.signalled ? of_signal(facts)
+                                          : of_exit(facts);
   Death death;
   death.verdict = verdict.name;
   death.message = std::move(verdict.message);
@@ -115,7 +149,7 @@ Death explain_death(WorkerFacts facts) {
     death.message += facts.done ? " (after its last probe)" : fmt::format(" ({})", facts.progress.where());
     if (facts.progress.torn) death.message += " (the op's name may be torn)";
     // Ends that speak for themselves need no last words.
-    const bool explained = !facts.exception.empty() || !facts.error.empty() || by_us;
+    const bool explained = !facts.exception.empty() || !facts.error.empty() || by_us || faulted;
     const std::string line = explained ? "" : last_line(facts.output);
     if (!line.empty()) death.message += fmt::format("; its last output: {}", line);
   }
@@ -145,6 +179,8 @@ nlohmann::json death_to_json(const Death& death) {
                          {"done", facts.done},
                          {"seconds", facts.seconds},
                          {"output", facts.output},
+                         {"dump_asked", facts.dump_asked},
+                         {"core_file", facts.core_file},
                          {"records", std::move(records)},
                          {"records_made", progress.records_made}};
   if (progress.started)
@@ -180,6 +216,9 @@ Result<Death> death_from_json(const nlohmann::json& json, std::string_view where
     json.at("done").get_to(facts.done);
     json.at("seconds").get_to(facts.seconds);
     json.at("output").get_to(facts.output);
+    // Not in journals of older versions.
+    facts.dump_asked = json.value("dump_asked", false);
+    facts.core_file = json.value("core_file", "");
     json.at("records_made").get_to(progress.records_made);
     for (const nlohmann::json& entry : json.at("records")) {
       CheckRecord& record = progress.records.emplace_back();

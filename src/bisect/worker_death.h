@@ -33,12 +33,15 @@ struct WorkerFacts {
   std::optional<bool> kernel_oom_kill;  // did the kernel's out-of-memory killer act meanwhile? unset: cannot be known
   uint64_t memory_limit = 0;            // bytes; 0: none was set
   std::string output;                   // the last of stdout and stderr
+  bool dump_asked = false;              // a worker that hung was asked for a core dump of its GPU, of which it may end
+  std::string core_file;                // path of the dump; empty: there is none
   ProgressSnapshot progress;
   double seconds = 0;
 };
 
 struct Death {
-  // Empty: it ended as it should, after "done". Else "crash", "abort", "hang", "oom", or "skipped" when cancelled.
+  // Empty: it ended as it should, after "done". Else "crash", "abort", "hang", "oom", or "skipped" when cancelled; and
+  // where a core dump of the GPU was written "device-assert", "illegal-access" or "launch-failure", however it ended.
   std::string verdict;
   std::string message;  // a sentence without its full stop, naming the op
   WorkerFacts facts;

@@ -82,6 +82,7 @@ void compose_signature(const Findings& findings, const Localized& localized, int
                               .code(localized.op)
                               .text(", kernel ")
                               .append(kernel_text(localized.kernel, localized.provenance, localized.follows)));
+    if (violation->core) add("GPU core dump", core_text(*violation->core));
     add("Inputs clean", inputs_text(*violation));
     add("Build", build_text(violation->build));
   } else {

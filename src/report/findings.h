@@ -13,6 +13,20 @@ namespace faultline {
 
 using AxisValues = std::map<std::string, std::string>;
 
+// What a GPU's core dump says about the kernel that faulted, or why it says nothing.
+struct CoreDump {
+  std::string file;       // "cores/c017.4711.cudacore", inside the run directory
+  std::string exception;  // "Warp Illegal Address"
+  std::string kernel;     // as written in the source: "faultline::kernels::run_body<…>"
+  std::string source;     // "src/bisect/cuda_plants.cu"
+  int64_t line = 0;       // of source; 0: not known
+  std::string block;      // "(1,0,0)"
+  std::string thread;     // "(37,0,0)"
+  std::string place;      // "device 0, sm 1, warp 1, lane 5"
+  std::string unread;     // what could not be read, and why; empty: nothing
+  bool operator==(const CoreDump&) const = default;
+};
+
 struct Violation {
   std::string op;          // "layers.0.self_attn.attention"
   std::string kernel;      // "flashinfer"
@@ -36,6 +50,7 @@ struct Violation {
   std::string attribute;       // of a setting: what differs from the model ("theta", "interleaved", "dense")
   std::string
       follows;  // own kernels: the backend whose layout and arithmetic the kernel follows; empty: none, or not known
+  std::optional<CoreDump> core;  // hard faults of a GPU
 };
 
 struct ConfigurationResult {

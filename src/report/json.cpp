@@ -33,6 +33,20 @@ Json plant_json(const std::string& plant) {
   return plant.empty() ? Json(nullptr) : Json(plant);
 }
 
+Json to_json(const CoreDump& core) {
+  Json out;
+  out["file"] = core.file;
+  out["exception"] = core.exception;
+  out["kernel"] = core.kernel;
+  out["source"] = core.source;
+  out["line"] = core.line;
+  out["block"] = core.block;
+  out["thread"] = core.thread;
+  out["place"] = core.place;
+  out["unread"] = core.unread;
+  return out;
+}
+
 Json to_json(const Violation& violation) {
   Json out;
   out["op"] = violation.op;
@@ -55,6 +69,7 @@ Json to_json(const Violation& violation) {
   out["setting"] = violation.setting;
   out["attribute"] = violation.attribute;
   out["follows"] = violation.follows;
+  if (violation.core) out["core"] = to_json(*violation.core);
   return out;
 }
 
@@ -186,8 +201,8 @@ class Reader {
 
   // null or an object.
   template <class T, class ReadItem>
-  Reader& object_or_null(const char* key, std::optional<T>& out, ReadItem read_item) {
-    const nlohmann::json* field = find(key, true);
+  Reader& object_or_null(const char* key, std::optional<T>& out, ReadItem read_item, bool must_exist = true) {
+    const nlohmann::json* field = find(key, must_exist);
     if (field == nullptr || field->is_null()) return *this;
     Reader item(*field, join(key), where_, error_);
     if (!failed()) read_item(item, out.emplace());
@@ -280,6 +295,12 @@ class Reader {
   std::string& error_;
 };
 
+void read_core(Reader& in, CoreDump& out) {
+  in.required("file", out.file).required("exception", out.exception).required("kernel", out.kernel);
+  in.required("source", out.source).required("line", out.line).required("block", out.block);
+  in.required("thread", out.thread).required("place", out.place).required("unread", out.unread);
+}
+
 void read_violation(Reader& in, Violation& out) {
   in.required("op", out.op).required("kernel", out.kernel).required("provenance", out.provenance);
   in.required("build", out.build).required("phase", out.phase).required("step", out.step).required("layer", out.layer);
@@ -290,7 +311,7 @@ void read_violation(Reader& in, Violation& out) {
       .optional("detail", out.detail)
       .optional("setting", out.setting)
       .optional("attribute", out.attribute);
-  in.optional("follows", out.follows);
+  in.optional("follows", out.follows).object_or_null("core", out.core, read_core, false);
 }
 
 void read_configuration(Reader& in, ConfigurationResult& out) {

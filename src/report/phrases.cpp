@@ -150,6 +150,17 @@ Text place_text(const Violation& violation) {
   return text;
 }
 
+Text core_text(const CoreDump& core) {
+  Text text;
+  if (!core.exception.empty()) text.text(core.exception);
+  if (!core.kernel.empty()) text.text(text.empty() ? "in " : " in ").code(core.kernel);
+  if (core.line != 0) text.text(text.empty() ? "at " : " at ").code(fmt::format("{}:{}", core.source, core.line));
+  if (!core.block.empty()) text.text(fmt::format(", block {}, thread {}", core.block, core.thread));
+  if (!core.place.empty()) text.text(fmt::format(" ({})", core.place));
+  if (!core.unread.empty()) text.text((text.empty() ? "" : "; ") + core.unread);
+  return text.text(text.empty() ? "" : ": ").code(core.file);
+}
+
 Text inputs_text(const Violation& violation) {
   if (violation.inputs_clean == "yes")
     return "yes: every input of the op kept its contract, so the fault is not inherited";

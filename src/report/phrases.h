@@ -29,6 +29,8 @@ Text culprit_text(const Localized& localized);
 Text place_text(const Violation& violation);
 // "yes: every input of the op kept its contract", …
 Text inputs_text(const Violation& violation);
+// What the dump says of the kernel that faulted: exception, kernel, source line, block and thread, and the file.
+Text core_text(const CoreDump& core);
 
 // The passes of a run, the unplanted ("") first, then the plants in order. Empty without configurations.
 std::vector<std::string> plants_of(const Findings& findings);
