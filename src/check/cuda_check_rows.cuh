@@ -190,8 +190,8 @@ struct NegativeFind {
   }
 };
 
-__device__ inline void check_probabilities(const Context& context, const Task& task, int32_t group, const Live& live,
-                                           int64_t part) {
+__device__ __noinline__ void check_probabilities(const Context& context, const Task& task, int32_t group,
+                                                 const Live& live, int64_t part) {
   __shared__ double sums[kThreads];
   const int64_t rows = live_rows(task, live, task.rows);
   for (int64_t row = part; row < rows; row += task.blocks) {
@@ -252,8 +252,8 @@ __device__ inline bool finite_bits(uint32_t bits) {
   return (bits & 0x7F800000u) != 0x7F800000u;
 }
 
-__device__ inline void check_slots(const Context& context, const Task& task, int32_t group, const Live& live,
-                                   int64_t part) {
+__device__ __noinline__ void check_slots(const Context& context, const Task& task, int32_t group, const Live& live,
+                                         int64_t part) {
   const int64_t listed = live_rows(task, live, task.slots.count);
   const int64_t width = task.latent + task.rope;
   const int64_t warp = threadIdx.x / kWarp;
@@ -319,7 +319,7 @@ __device__ inline void check_slots(const Context& context, const Task& task, int
 
 // --- canaries
 
-__device__ inline void check_canaries(const Context& context, const Task& task, int32_t group, int64_t part) {
+__device__ __noinline__ void check_canaries(const Context& context, const Task& task, int32_t group, int64_t part) {
   constexpr uint32_t kCanary = 0xC5C5C5C5u;  // Buffer::kCanary, four times
   constexpr int64_t kVectors = kCanaryBytes / kVectorBytes;
   const int64_t stride = static_cast<int64_t>(task.blocks) * kThreads;

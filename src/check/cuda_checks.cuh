@@ -219,8 +219,8 @@ __device__ inline void copy_record(volatile DeviceCheckRecord* to, const volatil
 }
 
 // Adds to the record of (task, check). One thread a block calls it.
-__device__ inline void record(const Context& context, const Task& task, int32_t group, DeviceCheck check,
-                              const Seen& seen, const Extra& extra) {
+__device__ __noinline__ void record(const Context& context, const Task& task, int32_t group, DeviceCheck check,
+                                    const Seen& seen, const Extra& extra) {
   TaskState& state = context.states[task.state];
   while (atomicCAS(&state.lock, 0u, 1u) != 0u) {
   }
@@ -360,7 +360,7 @@ __device__ inline Slot slot_of(const Task& task, int64_t number) {
   return slot;
 }
 
-__device__ inline void poison_slots(const Task& task, const Live& live, int64_t part) {
+__device__ __noinline__ void poison_slots(const Task& task, const Live& live, int64_t part) {
   const int64_t listed = poison_rows(task, task.slots.count, 0);
   const int64_t warp = threadIdx.x / kWarp;
   const int64_t lane = threadIdx.x % kWarp;
@@ -384,7 +384,8 @@ __device__ inline void poison_slots(const Task& task, const Live& live, int64_t 
 
 // Sums, or compares with the sums, of every page that the listed slots touch. The first listed slot of a page stands
 // for it.
-__device__ inline void neighbours(const Context& context, const Task& task, int32_t group, int64_t part, bool compare) {
+__device__ __noinline__ void neighbours(const Context& context, const Task& task, int32_t group, int64_t part,
+                                        bool compare) {
   __shared__ uint32_t written[kLargestPage / 32];
   __shared__ unsigned long long total;
   const int64_t units = task.slots.count * task.split;
@@ -477,6 +478,16 @@ struct FloatFind {
   }
 };
 
+// The way back after something was seen.
+__device__ __noinline__ void find_in_floats(const Context& context, const Task& task, int32_t group, int64_t rows,
+                                            int64_t part) {
+  FloatFind find{task.exponent, task.one, task.top, task.sentinel, task.element_bytes, {}, {}};
+  walk(task, rows, 0, part, find);
+  if (gather(find.nonfinite)) record(context, task, group, DeviceCheck::kNonfinite, find.nonfinite, Extra{});
+  if (task.look_for_poison && gather(find.unwritten))
+    record(context, task, group, DeviceCheck::kUnwritten, find.unwritten, Extra{});
+}
+
 __device__ inline void check_floats(const Context& context, const Task& task, int32_t group, const Live& live,
                                     int64_t part) {
   const int64_t rows = live_rows(task, live, task.rows);
@@ -487,11 +498,7 @@ __device__ inline void check_floats(const Context& context, const Task& task, in
   test.bytes = task.element_bytes;
   walk(task, rows, 0, part, test);
   if (__syncthreads_or(test.hit != 0 ? 1 : 0) == 0) return;
-  FloatFind find{task.exponent, task.one, task.top, task.sentinel, task.element_bytes, {}, {}};
-  walk(task, rows, 0, part, find);
-  if (gather(find.nonfinite)) record(context, task, group, DeviceCheck::kNonfinite, find.nonfinite, Extra{});
-  if (task.look_for_poison && gather(find.unwritten))
-    record(context, task, group, DeviceCheck::kUnwritten, find.unwritten, Extra{});
+  find_in_floats(context, task, group, rows, part);
 }
 
 struct IntegerFind {
@@ -552,8 +559,8 @@ __device__ inline void check_codes(const Context& context, const Task& task, int
   if (gather(find.unwritten)) record(context, task, group, DeviceCheck::kUnwritten, find.unwritten, Extra{});
 }
 
-__device__ inline void check_integers(const Context& context, const Task& task, int32_t group, const Live& live,
-                                      int64_t part) {
+__device__ __noinline__ void check_integers(const Context& context, const Task& task, int32_t group, const Live& live,
+                                            int64_t part) {
   IntegerFind find;
   walk(task, live_rows(task, live, task.rows), 0, part, find);
   if (__syncthreads_or(find.unwritten.count != 0 ? 1 : 0) == 0) return;
