@@ -34,7 +34,7 @@ Result<UniqueFd> listen_at(const std::string& path);
 
 enum class ConnectState : uint8_t {
   kConnected,
-  kNobody,  // a socket is there, and no process listens
+  kNobody,  // something is there, and no process listens
   kAbsent,  // nothing is there
 };
 // An error: anything else that kept us from connecting, such as another user's process.

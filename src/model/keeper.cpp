@@ -130,7 +130,9 @@ Status keep() {
 Result<std::optional<Message>> ask(const std::string& socket, const char* request) {
   UniqueFd connection;
   FAULTLINE_TRY(const ConnectState state, connect_to(socket, connection));
-  if (state == ConnectState::kNobody) ::unlink(socket.c_str());
+  struct stat info {};
+  if (state == ConnectState::kNobody && ::lstat(socket.c_str(), &info) == 0 && S_ISSOCK(info.st_mode))
+    ::unlink(socket.c_str());
   if (state != ConnectState::kConnected) return std::nullopt;
   FAULTLINE_TRY(const uid_t user, peer_user(connection.get()));
   if (user != ::geteuid()) return bad_input("{}: a process of another user (uid {}) listens there", socket, user);
