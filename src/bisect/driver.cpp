@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "bisect/convict.h"
 #include "bisect/findings_of_run.h"
+#include "bisect/held_weights.h"
 #include "bisect/plant.h"
 #include "bisect/run_directory.h"
 #include "bisect/search.h"
@@ -261,7 +262,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   FAULTLINE_TRY(run.prepared, prepare_experiment(options));
   const Experiment& experiment = run.prepared.experiment;
   FAULTLINE_TRY(run.grid, expand_grid(experiment));
-  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::open(experiment.model));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(experiment.model));
 
   const std::string canonical = write_experiment(experiment);
   std::map<std::string, TaskResult> known;
@@ -339,7 +340,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
     outcome.exit_code = ExitCode::kCannotRunHere;
     return outcome;
   }
-  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::open(p.experiment.model));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(p.experiment.model));
   Session session(&checkpoint, session_options(options, p.experiment), nullptr, {});
   FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
   outcome.result = rows.front().outcome;
