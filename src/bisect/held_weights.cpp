@@ -15,9 +15,8 @@ std::string loaded_text(const WeightsManifest& manifest) {
 }
 
 Result<std::vector<HeldModel>> all_held() {
-  FAULTLINE_TRY(const std::string directory, keeper_directory());
   std::vector<std::string> notes;
-  return list_held(directory, notes);  // a keeper that answers wrongly holds nothing for us
+  return list_all_held(notes);  // a keeper that answers wrongly holds nothing for us
 }
 
 }  // namespace
@@ -55,7 +54,8 @@ Result<HeldState> find_held(const Checkpoint& checkpoint, const std::string& dev
   return state;
 }
 
-Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet) {
+Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet,
+                                  const std::string& program) {
   RunWeights weights;
   std::string uuid(kMemorySlabs);
   if (device != kMemorySlabs) {
@@ -85,7 +85,7 @@ Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::strin
     }
   }
   if (!trouble.empty()) fmt::print(stderr, "faultline: {}\n", trouble);
-  FAULTLINE_TRY(LoadedWeights loaded, load_weights_apart(checkpoint, device, quiet));
+  FAULTLINE_TRY(LoadedWeights loaded, load_weights_apart(checkpoint, device, quiet, program));
   weights.manifest = std::move(loaded.manifest);
   weights.slabs = std::move(loaded.slabs);
   weights.origin = loaded_text(weights.manifest);

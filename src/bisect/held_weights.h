@@ -32,6 +32,7 @@ struct RunWeights {
 };
 
 // `device`: "cuda:0". Says on stderr where the weights come from, unless `quiet`.
-Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet);
+Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet,
+                                  const std::string& program = "/proc/self/exe");
 
 }  // namespace faultline

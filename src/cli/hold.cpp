@@ -29,9 +29,8 @@ struct Options {
 };
 
 Result<std::vector<HeldModel>> everything_held() {
-  FAULTLINE_TRY(const std::string directory, keeper_directory());
   std::vector<std::string> notes;
-  auto held = list_held(directory, notes);
+  auto held = list_all_held(notes);
   for (const std::string& note : notes) fmt::print(stderr, "faultline: {}\n", note);
   return held;
 }

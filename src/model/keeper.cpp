@@ -161,6 +161,12 @@ tl::unexpected<Error> keeper_gone(const HeldModel& held) {
       held.manifest.path, held.pid);
 }
 
+std::string directory_path() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  return runtime != nullptr && *runtime != '\0' ? fmt::format("{}/faultline", runtime)
+                                                : fmt::format("/tmp/faultline-{}", ::geteuid());
+}
+
 // The plan of a posix_spawn whose child gets exactly these descriptors, from kListenFd on.
 class SpawnPlan {
  public:
@@ -218,9 +224,7 @@ class SpawnPlan {
 }  // namespace
 
 Result<std::string> keeper_directory() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string path = runtime != nullptr && *runtime != '\0' ? fmt::format("{}/faultline", runtime)
-                                                                  : fmt::format("/tmp/faultline-{}", ::geteuid());
+  const std::string path = directory_path();
   if (::mkdir(path.c_str(), kOwnerOnly) != 0 && errno != EEXIST)
     return bad_input("{}: the folder of held weights cannot be made: {}", path, errno_text(errno));
   struct stat info {};
@@ -237,6 +241,13 @@ Result<std::string> keeper_directory() {
 std::string keeper_socket(const std::string& directory, const std::string& model_path, const std::string& device_uuid) {
   const std::string key = model_path + "\n" + device_uuid;
   return fmt::format("{}/{:016x}{}", directory, XXH64(key.data(), key.size(), 0), kSocketSuffix);
+}
+
+Result<std::vector<HeldModel>> list_all_held(std::vector<std::string>& notes) {
+  struct stat info {};
+  if (::lstat(directory_path().c_str(), &info) != 0) return std::vector<HeldModel>();
+  FAULTLINE_TRY(const std::string directory, keeper_directory());
+  return list_held(directory, notes);
 }
 
 Result<std::vector<HeldModel>> list_held(const std::string& directory, std::vector<std::string>& notes) {

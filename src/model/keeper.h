@@ -34,6 +34,8 @@ struct HeldModel {
   pid_t pid = 0;
 };
 
+// Everything that is held, in keeper_directory(); makes no folder.
+Result<std::vector<HeldModel>> list_all_held(std::vector<std::string>& notes);
 // What is held there, by path. Sockets that a killed keeper left are removed. `notes` gets a sentence for each keeper
 // that did not answer as it should.
 Result<std::vector<HeldModel>> list_held(const std::string& directory, std::vector<std::string>& notes);
