@@ -191,6 +191,8 @@ std::string ProgressSnapshot::where() const {
   if (step >= 0) text += fmt::format(" step {}", step);
   if (probe >= 0) text += fmt::format(", probe {}", probe);
   if (!phase_text.empty()) text += fmt::format(", {}", phase_text);
+  if (device_group == 0) text += "; the GPU was before the first layer";
+  if (device_group > 0) text += fmt::format("; the GPU was in layer {} (or behind the last)", device_group - 1);
   return text;
 }
 
@@ -221,6 +223,11 @@ ProgressSnapshot read_progress(const ProgressPage& page) {
     result.op.clear();
     result.kernel.clear();
   }
+
+  // Plain memory that another processor wrote: a copy, taken for what it is.
+  const DeviceProgress device = page.device.progress;
+  if (device.pass > 0 && device.group_begun >= 0 && device.group_begun != device.group_done)
+    result.device_group = device.group_begun;
 
   result.records_made = page.records.load(std::memory_order_acquire);
   const uint64_t kept = std::min<uint64_t>(result.records_made, kProgressRecords);

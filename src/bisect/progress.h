@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/fd.h"
+#include "check/device_record.h"
 
 namespace faultline {
 
@@ -49,12 +50,13 @@ struct CheckRecord {
 };
 
 inline constexpr uint64_t kProgressMagic = 0x31'47'50'4C'54'4C'41'46;  // "FALTLPG1", little endian
-inline constexpr uint32_t kProgressVersion = 1;
+inline constexpr uint32_t kProgressVersion = 2;
 inline constexpr size_t kProgressRecords = 128;  // the newest are kept
 inline constexpr size_t kOpNameBytes = 96;
 inline constexpr size_t kKernelNameBytes = 64;
 inline constexpr size_t kPhaseTextBytes = 64;
 inline constexpr size_t kRecordKindBytes = 16;
+inline constexpr size_t kPinnedAlignment = 4096;
 
 struct ProgressRecordSlot {
   std::atomic<uint64_t> ticket{0};  // number of the record + 1 when whole, 0 while it is written
@@ -84,6 +86,8 @@ struct ProgressPage {
   SharedText<kKernelNameBytes> kernel;
   std::atomic<uint64_t> records{0};  // ever made
   std::array<ProgressRecordSlot, kProgressRecords> ring;
+  // Written by the GPU itself: where it is, and what its checks found. On pages of its own, which are pinned.
+  alignas(kPinnedAlignment) DeviceCheckPage device;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "the page is shared between processes");
 
@@ -120,6 +124,7 @@ class ProgressWriter {
   void op_state(OpState state);
   void heartbeat();
   void record(const CheckRecord& record);
+  DeviceCheckPage& device_page() { return page_.device; }
 
  private:
   void clear_op();
@@ -141,6 +146,9 @@ struct ProgressSnapshot {
   int64_t op_index = -1;
   int64_t layer = -1;
   OpState op_state = OpState::kNone;
+  // A GPU's own mark: the group of ops (0: before the layers, l + 1: layer l, then the head) that it had begun and not
+  // ended; -1: none.
+  int32_t device_group = -1;
   std::string op;
   std::string kernel;
   uint64_t records_made = 0;

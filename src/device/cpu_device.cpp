@@ -79,15 +79,41 @@ Result<std::string> usable_device(const std::string& name) {
   return fmt::format("cuda:{}", ordinal);
 }
 
+namespace {
+
+int ordinal_of(const std::string& usable) {
+  return std::stoi(usable.substr(usable.find(':') + 1));
+}
+
+}  // namespace
+
+std::string describe_device(const std::string& usable) {
+  if (usable == "cpu") return usable;
+  const auto identity = cuda_identity(ordinal_of(usable));
+  if (!identity) return usable;
+  return fmt::format("{} {} (sm_{}), driver for CUDA {}", usable, identity->name, identity->architecture,
+                     identity->driver);
+}
+
+int device_architecture(const std::string& usable) {
+  if (usable == "cpu") return 0;
+  const auto identity = cuda_identity(ordinal_of(usable));
+  return identity ? identity->architecture : 0;
+}
+
 Result<std::unique_ptr<Device>> make_device(const std::string& name) {
   FAULTLINE_TRY(const std::string device, usable_device(name));
   if (device == "cpu") return make_cpu_device();
-  return make_cuda_device(std::stoi(device.substr(device.find(':') + 1)));
+  return make_cuda_device(ordinal_of(device));
 }
 
 #ifndef FAULTLINE_HAVE_CUDA
 Status cuda_usable(int) {
   return cannot_run("this build has no CUDA engine: no nvcc was found when it was configured");
+}
+
+Result<CudaIdentity> cuda_identity(int ordinal) {
+  return tl::make_unexpected(cuda_usable(ordinal).error());
 }
 
 Result<std::unique_ptr<Device>> make_cuda_device(int ordinal) {

@@ -219,6 +219,16 @@ Status cuda_usable(int ordinal) {
   return {};
 }
 
+Result<CudaIdentity> cuda_identity(int ordinal) {
+  FAULTLINE_TRY_STATUS(cuda_usable(ordinal));
+  cudaDeviceProp properties{};
+  FAULTLINE_CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+  int driver = 0;
+  FAULTLINE_CUDA_TRY(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  return CudaIdentity{properties.name, properties.major * 10 + properties.minor,
+                      fmt::format("{}.{}", driver / kVersionDivisor, driver % kVersionDivisor / 10)};
+}
+
 Result<std::unique_ptr<Device>> make_cuda_device(int ordinal) {
   FAULTLINE_TRY_STATUS(cuda_usable(ordinal));
   FAULTLINE_CUDA_TRY(cudaSetDevice(ordinal), "cudaSetDevice");

@@ -79,12 +79,24 @@ std::unique_ptr<Device> make_cpu_device();
 // Errors (cannot run) say what is missing: a build with CUDA, a driver, a GPU, code for its architecture.
 Result<std::unique_ptr<Device>> make_cuda_device(int ordinal);
 
+// A GPU in words and numbers, without a context: "NVIDIA H200", 90, CUDA version of the driver ("13.0").
+struct CudaIdentity {
+  std::string name;
+  int architecture = 0;
+  std::string driver;
+};
+Result<CudaIdentity> cuda_identity(int ordinal);
+
 // Whether make_cuda_device would succeed; otherwise why not. Makes no context.
 Status cuda_usable(int ordinal);
 
 // "cpu", "cuda", "cuda:1", "auto" (GPU 0 where one can be used, else the CPU) as "cpu" or "cuda:N". Makes no context.
 // Errors: another name; a GPU that cannot be used.
 Result<std::string> usable_device(const std::string& name);
+// For reports: "cpu", "cuda:0 NVIDIA H200 (sm_90), driver for CUDA 13.0". Takes what usable_device gave.
+std::string describe_device(const std::string& usable);
+// The architecture of the GPU that usable_device named (90), 0 for the CPU.
+int device_architecture(const std::string& usable);
 // A name that usable_device gave.
 Result<std::unique_ptr<Device>> make_device(const std::string& name);
 

@@ -18,11 +18,12 @@ class StreamRunner {
         hooks_(hooks),
         state_(state),
         caller_(pass, info, hooks),
+        checks_(level > CheckLevel::kOff ? pass.checks.get() : nullptr),
         device_(pass.mirror->device()),
         count_(static_cast<int>(pass.ops.size())) {}
 
   PassOutcome run() {
-    if (pass_.checks != nullptr) pass_.checks->set_live(info_.live);
+    if (checks_ != nullptr) checks_->set_live(info_.live);
     check_scalar_scales();
     if (outcome_.clean()) {
       if (replayable(pass_, hooks_) && !pass_.segments.empty())
@@ -62,12 +63,12 @@ class StreamRunner {
   int group(int i) const { return pass_.group[static_cast<size_t>(i)]; }
 
   void begin_group(int i) {
-    if (pass_.checks == nullptr) return;
-    pass_.checks->poison(group(i));
+    if (checks_ == nullptr) return;
+    checks_->poison(group(i));
   }
 
   void end_group(int i) {
-    if (pass_.checks != nullptr) pass_.checks->check(group(i));
+    if (checks_ != nullptr) checks_->check(group(i));
     const int layer = pass_.ops[static_cast<size_t>(i)].layer;
     if (hooks_.on_layer && layer >= 0 && wait(i)) hooks_.on_layer(pass_, info_, layer);
   }
@@ -89,7 +90,7 @@ class StreamRunner {
       fault(i, std::move(*result));
       return;
     }
-    if (pass_.checks != nullptr && level_ >= CheckLevel::kFull && !op.shadow) pass_.checks->check_indices(i);
+    if (checks_ != nullptr && level_ >= CheckLevel::kFull && !op.shadow) checks_->check_indices(i);
     if (alone) wait(i);
   }
 
@@ -152,10 +153,10 @@ class StreamRunner {
 
   void finish() {
     wait(count_ - 1);
-    if (pass_.checks == nullptr) return;
+    if (checks_ == nullptr) return;
     // All inputs of the first op whose outputs are broken were looked at when they were made.
     const char* inputs_clean = level_ >= CheckLevel::kFull ? "yes" : "unknown";
-    for (DeviceFinding& broken : pass_.checks->read()) {
+    for (DeviceFinding& broken : checks_->read()) {
       const Op host = pass_.mirror->mirrored(pass_.ops[static_cast<size_t>(broken.op)]);
       EngineViolation found =
           describe_late_violation(host, broken.op, info_, std::move(broken.violation), inputs_clean);
@@ -173,6 +174,7 @@ class StreamRunner {
   const EngineHooks& hooks_;
   RunState& state_;
   OpCaller caller_;
+  DeviceChecks* checks_;
   Device& device_;
   const int count_;
   PassOutcome outcome_;

@@ -206,7 +206,8 @@ Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
 #ifdef FAULTLINE_HAVE_CUDA
   if (pass->on_gpu() && !hooks_.op_by_op && config_.checks > CheckLevel::kOff &&
       config_.checks < CheckLevel::kReference) {
-    FAULTLINE_TRY(pass->checks, make_device_checks(*pass, config_.checks, !hooks_.no_poison, nullptr, nullptr));
+    FAULTLINE_TRY(pass->checks, make_device_checks(*pass, config_.checks, !hooks_.no_poison, hooks_.device_page,
+                                                    hooks_.device_page_there));
   }
 #endif
   if (keep) {

@@ -62,6 +62,9 @@ struct EngineHooks {
   std::function<void(const Pass& pass, const PassInfo& info, int layer)> on_layer;
   // No sentinel is laid (does the poison itself make the fault?).
   bool no_poison = false;
+  // On a GPU: where its checks and progress marks go, and the address there; null: memory of the engine's own.
+  DeviceCheckPage* device_page = nullptr;
+  std::byte* device_page_there = nullptr;
 };
 
 // A violation with everything the engine knows about its op.

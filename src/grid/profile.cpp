@@ -40,7 +40,7 @@ Result<Target> find_target(std::string_view name) {
   Target target;
   if (name == "any") return target;
   if (name == "native") {
-    target.note = "arch native: no GPU is used here, so this is arch any: no architecture rules, defaults of sm_100";
+    target.note = "arch native: no GPU can be used here, so this is arch any: no architecture rules, defaults of sm_100";
     return target;
   }
   for (const Arch arch : kArchs) {

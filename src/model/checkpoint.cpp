@@ -165,10 +165,8 @@ Result<Checkpoint> Checkpoint::open_synth(const std::string& spec) {
   const uint64_t bytes = entries.back().end;
   FAULTLINE_TRY(MemoryFile memory, MemoryFile::create(model.spec, bytes));
   std::memcpy(memory.data(), header.data(), header.size());
-  for (SafetensorsEntry& entry : entries) {
-    generate(model, entry, 0, {memory.data() + entry.begin, entry.bytes()});
-    s.table.rows.push_back({std::move(entry), 0});
-  }
+  generate_all(model, entries, memory.data());
+  for (SafetensorsEntry& entry : entries) s.table.rows.push_back({std::move(entry), 0});
   FAULTLINE_TRY(UniqueFd fd, memory.seal());
   FAULTLINE_TRY(Mapping mapping, Mapping::map(fd.get(), bytes, model.spec));
   s.table.file_bytes.push_back(bytes);

@@ -61,6 +61,8 @@ std::string lay_out(std::vector<SafetensorsEntry>& entries);
 // the end.
 inline constexpr uint64_t kSynthGrain = 64;
 void generate(const SynthModel& model, const SafetensorsEntry& tensor, uint64_t first, std::span<std::byte> out);
+// All of them, each at file + its begin, on all usable cores where there is enough to do.
+void generate_all(const SynthModel& model, const std::vector<SafetensorsEntry>& tensors, std::byte* file);
 
 // hf_quant_config.json and model.safetensors.index.json.
 std::string synth_quant_text(const SynthModel& model);

@@ -1,10 +1,14 @@
 // The values of synthetic tensors (see synth.h for what they are meant to show).
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "base/codec.h"
+#include "base/cpus.h"
 #include "base/rng.h"
 #include "model/synth.h"
 
@@ -145,6 +149,35 @@ void generate(const SynthModel& model, const SafetensorsEntry& tensor, uint64_t 
       break;
   }
   check_failed("synthetic models have no such dtype", __FILE__, __LINE__);
+}
+
+void generate_all(const SynthModel& model, const std::vector<SafetensorsEntry>& tensors, std::byte* file) {
+  constexpr uint64_t kPiece = uint64_t{4} << 20;
+  static_assert(kPiece % kSynthGrain == 0);
+  constexpr size_t kPiecesWorthAThread = 8;
+  struct Piece {
+    const SafetensorsEntry* tensor;
+    uint64_t first;
+  };
+  std::vector<Piece> pieces;
+  for (const SafetensorsEntry& tensor : tensors)
+    for (uint64_t first = 0; first < tensor.bytes(); first += kPiece) pieces.push_back({&tensor, first});
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < pieces.size(); i = next++) {
+      const auto& [tensor, first] = pieces[i];
+      const uint64_t bytes = std::min(kPiece, tensor->bytes() - first);
+      generate(model, *tensor, first, {file + tensor->begin + first, bytes});
+    }
+  };
+  uint64_t total = 0;
+  for (const SafetensorsEntry& tensor : tensors) total += tensor.bytes();
+  const size_t worth = total / (kPiece * kPiecesWorthAThread);
+  const size_t threads = std::min<size_t>(worth, static_cast<size_t>(usable_cpus()));
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace faultline
