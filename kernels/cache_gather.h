@@ -53,6 +53,10 @@ struct CacheGatherBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const CacheGatherBody<Bf16, false>& body);  // cuda_formats.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_cache_gather(const LaunchContext& context, const CacheGatherOperands<T>& operands) {
   const size_t shared_bytes = static_cast<size_t>(operands.layout.width()) * sizeof(float) + 2 * sizeof(int64_t);

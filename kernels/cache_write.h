@@ -149,6 +149,13 @@ struct StoreIndexKeysBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+// cuda_formats.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const StoreRowsBody<Bf16, false>& body);
+bool cuda_faster(const LaunchContext& context, Grid grid, const PackRowsBody<Bf16, false>& body);
+bool cuda_faster(const LaunchContext& context, Grid grid, const StoreIndexKeysBody<Bf16, false>& body);
+#endif
+
 template <class T, bool kChecked>
 void launch_cache_write(const LaunchContext& context, const CacheWriteOperands<T>& operands) {
   constexpr size_t kSharedBytes = (kCacheThreads + kPackedGroups) * sizeof(float);

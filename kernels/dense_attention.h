@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/attention_tile.h"
+#include "kernels/cuda_attention.h"
 
 namespace faultline::kernels {
 
@@ -48,6 +49,9 @@ struct DenseAttentionBody {
 
 template <class T, bool kPaged, bool kChecked>
 void launch_dense_attention(const LaunchContext& context, const AttentionOperands<T>& operands) {
+  if constexpr (!kChecked) {
+    if (cuda_attention_taken<T>(context, operands, kPaged ? KeyRule::kPageTable : KeyRule::kRagged)) return;
+  }
   const size_t shared_bytes =
       AttentionTile<T, kDenseKeys, kDenseHeads, kChecked, HostBlock>::shared_bytes(operands.layout);
   const Grid grid{operands.tokens, (operands.heads + kDenseHeads - 1) / kDenseHeads};

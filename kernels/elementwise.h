@@ -112,6 +112,11 @@ struct EmbedBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const SiluMulBody<Bf16, false>& body);  // cuda_rows.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const AddBody<Bf16, false>& body);      // cuda_rows.cu
+#endif
+
 // One block for each of `rows`.
 template <class Body>
 void launch_elementwise(const LaunchContext& context, int64_t rows, const Body& body) {

@@ -89,6 +89,11 @@ struct IndexScoresBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+// cuda_index_scores.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const IndexScoresBody<Bf16, false>& body);
+#endif
+
 template <class T, bool kChecked>
 void launch_index_scores(const LaunchContext& context, const IndexScoresOperands<T>& operands) {
   const int64_t dim = operands.layout.latent;

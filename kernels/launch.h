@@ -11,7 +11,9 @@
 //     block.sum(x), block.max(x)           reductions of a PerThread<float>, the same result for every thread
 //     block.atomic_add(pointer, value)     returns the old value
 //     block.place(t)                       where we are, for the views' records
-// A body with a type HostOnly is not compiled for a GPU (a test's).
+// A body with a type HostOnly is not compiled for a GPU (a test's). Where a profile showed a body to be too slow there,
+// a CUDA-only one takes its place in the unchecked build: bool cuda_faster(const LaunchContext&, Grid, const Body&),
+// declared beside the body and defined in kernels/cuda_*.cu; false where shape, type or alignment are not its own.
 //
 // The host runs the threads of a phase one after another in a seeded random order (LaunchContext::seed), so that a
 // missing barrier shows. nvcc compiles the same body with one CUDA thread a thread (cuda_launch.cuh); what stands
@@ -125,6 +127,9 @@ void launch(const LaunchContext& context, Grid grid, int threads, size_t shared_
 #ifdef FAULTLINE_HAVE_CUDA
   if constexpr (!requires { typename Body::HostOnly; }) {
     if (context.cuda) {
+      if constexpr (requires { cuda_faster(context, grid, body); }) {
+        if (!context.plain && cuda_faster(context, grid, body)) return;
+      }
       cuda_launch(context, grid, threads, shared_bytes, body);
       return;
     }

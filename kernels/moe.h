@@ -77,6 +77,10 @@ struct MoeAlignBody {
   FAULTLINE_HD static int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const MoeAlignBody<false>& body);  // cuda_routing.cu
+#endif
+
 template <bool kChecked>
 void launch_moe_align(const LaunchContext& context, const MoeAlignBody<kChecked>& body) {
   const auto shared = static_cast<size_t>(kMoeAlignThreads * body.experts) * sizeof(int32_t);
@@ -111,6 +115,10 @@ struct MoeCombineBody {
     });
   }
 };
+
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const MoeCombineBody<Bf16, false>& body);  // cuda_rows.cu
+#endif
 
 template <class T, bool kChecked>
 void launch_moe_combine(const LaunchContext& context, int64_t tokens, const MoeCombineBody<T, kChecked>& body) {

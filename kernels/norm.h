@@ -103,6 +103,11 @@ struct LayerNormBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const RmsNormBody<Bf16, false>& body);    // cuda_rows.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const LayerNormBody<Bf16, false>& body);  // cuda_rows.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_rmsnorm(const LaunchContext& context, const NormOperands<T>& operands) {
   launch(context, Grid{operands.rows}, kNormThreads, 0, RmsNormBody<T, kChecked>{operands, context.log});

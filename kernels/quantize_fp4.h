@@ -81,6 +81,10 @@ struct QuantizeFp4Body {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const QuantizeFp4Body<Bf16, false>& body);  // cuda_formats.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_quantize_fp4(const LaunchContext& context, int64_t rows, const QuantizeFp4Body<T, kChecked>& body) {
   launch(context, Grid{rows}, kQuantizeFp4Threads, 0, body);

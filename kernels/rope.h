@@ -82,6 +82,10 @@ struct RopeBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const RopeBody<Bf16, false>& body);  // cuda_rows.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_rope(const LaunchContext& context, const RopeOperands<T>& operands) {
   constexpr size_t kSharedBytes = 2 * kMaxRopePairs * sizeof(float);

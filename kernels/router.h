@@ -116,6 +116,11 @@ struct RouterBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const RouterBody<Bf16, false>& body);   // cuda_routing.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const RouterBody<float, false>& body);  // cuda_routing.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_router(const LaunchContext& context, int64_t tokens, const RouterBody<T, kChecked>& body) {
   const auto words = static_cast<size_t>(3 * body.experts + body.groups + body.k + kRouterThreads);

@@ -161,6 +161,11 @@ struct SoftmaxBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const SoftmaxBody<Bf16, false>& body);   // cuda_vocabulary.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const SoftmaxBody<float, false>& body);  // cuda_vocabulary.cu
+#endif
+
 template <class T, bool kChecked>
 void launch_softmax(const LaunchContext& context, int64_t rows, const SoftmaxBody<T, kChecked>& body) {
   const size_t shared = (kSamplingThreads + 1) * sizeof(double) + kSamplingThreads * sizeof(int64_t);
@@ -227,6 +232,10 @@ struct SampleBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const SampleBody<false>& body);  // cuda_vocabulary.cu
+#endif
+
 template <bool kChecked>
 void launch_sample(const LaunchContext& context, int64_t rows, const SampleBody<kChecked>& body) {
   launch(context, Grid{rows}, kSamplingThreads, kSamplingThreads * (sizeof(double) + sizeof(int32_t)), body);
@@ -267,6 +276,11 @@ struct ArgmaxBody {
     });
   }
 };
+
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const ArgmaxBody<Bf16, false>& body);   // cuda_vocabulary.cu
+bool cuda_faster(const LaunchContext& context, Grid grid, const ArgmaxBody<float, false>& body);  // cuda_vocabulary.cu
+#endif
 
 template <class T, bool kChecked>
 void launch_argmax(const LaunchContext& context, int64_t rows, const ArgmaxBody<T, kChecked>& body) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/attention_tile.h"
+#include "kernels/cuda_attention.h"
 
 namespace faultline::kernels {
 
@@ -49,6 +50,10 @@ struct SparseAttentionBody {
 
 template <class T, bool kTrustsLengths, bool kChecked>
 void launch_sparse_attention(const LaunchContext& context, const AttentionOperands<T>& operands) {
+  if constexpr (!kChecked) {
+    if (cuda_attention_taken<T>(context, operands, kTrustsLengths ? KeyRule::kTrustLengths : KeyRule::kMaskOutside))
+      return;
+  }
   const size_t shared_bytes =
       AttentionTile<T, kSparseKeys, kSparseHeads, kChecked, HostBlock>::shared_bytes(operands.layout);
   const Grid grid{operands.tokens, (operands.heads + kSparseHeads - 1) / kSparseHeads};

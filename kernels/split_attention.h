@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/attention_tile.h"
+#include "kernels/cuda_attention.h"
 
 namespace faultline::kernels {
 
@@ -93,6 +94,9 @@ struct CombineBody {
 
 template <class T, bool kChecked>
 void launch_split_attention(const LaunchContext& context, const AttentionOperands<T>& operands) {
+  if constexpr (!kChecked) {
+    if (cuda_attention_taken<T>(context, operands, KeyRule::kMaskMinusOne)) return;
+  }
   const size_t shared_bytes =
       AttentionTile<T, kSplitKeys, kSplitHeads, kChecked, HostBlock>::shared_bytes(operands.layout);
   const Grid grid{operands.tokens, (operands.heads + kSplitHeads - 1) / kSplitHeads, operands.splits};

@@ -122,6 +122,10 @@ struct TopKBody {
   }
 };
 
+#ifdef FAULTLINE_HAVE_CUDA
+bool cuda_faster(const LaunchContext& context, Grid grid, const TopKBody<false>& body);  // cuda_topk.cu
+#endif
+
 template <bool kChecked>
 void launch_topk(const LaunchContext& context, const TopKOperands& operands) {
   constexpr size_t kSharedBytes = (kRadixBins + 5) * sizeof(int32_t);

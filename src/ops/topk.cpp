@@ -92,7 +92,9 @@ std::optional<OpKind::SelectionProblem> topk_selection(const OpCall& call, int64
     }
     const auto kth = best.begin() + (topk - 1);
     std::nth_element(best.begin(), kth, best.end(), better);
-    const double least = *kth - (tolerance.atol + tolerance.rtol * std::abs(*kth));
+    // An infinite one leaves no room: infinity less a share of itself is no number.
+    const double slack = std::isinf(*kth) ? 0.0 : tolerance.atol + tolerance.rtol * std::abs(*kth);
+    const double least = *kth - slack;
     for (int64_t i = 0; i < topk; ++i) {
       const int64_t at = out.offset(token, i);
       const int64_t entry = out.load_index(at);

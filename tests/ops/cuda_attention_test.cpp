@@ -185,7 +185,7 @@ TEST_CASE("many tokens at once on a GPU", "[gpu]") {
     }
 }
 
-TEST_CASE("-1 and slots past the pool on a GPU: who masks them, who reads them", "[gpu]") {
+TEST_CASE("who masks -1 and slots past the pool on a GPU, and who reads them", "[gpu]") {
   if (!cuda_usable(0)) return skipped_without_gpu();
   const auto device = gpu();
   for (const Shape shape : {Shape{}, kReal}) {

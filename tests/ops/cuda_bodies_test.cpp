@@ -20,6 +20,15 @@ namespace {
 constexpr Dtype kActivations[] = {Dtype::kBF16, Dtype::kF32};
 const float kNan = std::nanf("");
 
+// Random values of any float type that a checkpoint may hold.
+Tensor stored_values(Random& random, Dtype dtype, std::initializer_list<int64_t> shape) {
+  if (dtype != Dtype::kF16) return random.values(dtype, shape);
+  Tensor halves(dtype, shape);
+  for (int64_t i = 0; i < halves.view().elements(); ++i)
+    halves.view().as<F16>()[i] = F16{static_cast<uint16_t>(random.below(2) * 0x8000 + random.below(0x4400))};
+  return halves;
+}
+
 void poison(Tensor& tensor) {
   tensor.fill(0xFF);
 }
@@ -143,7 +152,7 @@ TEST_CASE("copies, sums and activations on a GPU", "[gpu]") {
         gather.add(table).add(ids).add(out);
         require_gpu_agreement(*device, gather, ops::GatherRows::kName, "gather_rows", {{ops::GatherRows::kOut, &out}});
         for (const Dtype stored : {Dtype::kBF16, Dtype::kF16, Dtype::kF32}) {
-          const Tensor weights = random.values(stored, {9, columns});
+          const Tensor weights = stored_values(random, stored, {9, columns});
           OpHarness embed(ops::Embed::kName);
           embed.add(ids).add(weights).add(out);
           require_gpu_agreement(*device, embed, ops::Embed::kName, "embed", {{ops::Embed::kOut, &out}});
@@ -160,8 +169,8 @@ TEST_CASE("norms on a GPU", "[gpu]") {
       for (const int64_t rows : {0, 1, 65})
         for (const int64_t columns : {1, 48, 128, 512, 2048, 6144}) {
           const Tensor x = random.values(dtype, {rows, columns}, 3);
-          const Tensor weight = random.values(stored, {columns});
-          const Tensor bias = random.values(stored, {columns});
+          const Tensor weight = stored_values(random, stored, {columns});
+          const Tensor bias = stored_values(random, stored, {columns});
           Tensor out(dtype, {rows, columns});
           poison(out);
           OpHarness rms(ops::RmsNorm::kName);
