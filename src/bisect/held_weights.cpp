@@ -54,43 +54,50 @@ Result<HeldState> find_held(const Checkpoint& checkpoint, const std::string& dev
   return state;
 }
 
+std::optional<RunWeights> take_if_held(const Checkpoint& checkpoint, const std::string& device_uuid,
+                                       std::string& trouble) {
+  const auto state = find_held(checkpoint, device_uuid);
+  if (!state) trouble = state.error().message;
+  if (!state || !state->held) return std::nullopt;
+  if (!state->changed.empty()) {
+    trouble = fmt::format(
+        "{} has changed since it was held: {}. It is loaded anew for this run; `faultline hold {}` replaces what is "
+        "held",
+        checkpoint.spec(), state->changed, checkpoint.spec());
+    return std::nullopt;
+  }
+  auto taken = take_held(*state->held);
+  if (!taken) {
+    trouble = taken.error().message;
+    return std::nullopt;
+  }
+  RunWeights weights;
+  weights.manifest = state->held->manifest;
+  weights.slabs = std::move(taken->slabs);
+  weights.held = true;
+  weights.origin = fmt::format("held by process {} since {}", state->held->pid, state->held->manifest.loaded);
+  return weights;
+}
+
 Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet,
                                   const std::string& program) {
-  RunWeights weights;
   std::string uuid(kMemorySlabs);
   if (device != kMemorySlabs) {
     FAULTLINE_TRY(const int ordinal, cuda_ordinal(device));
     FAULTLINE_TRY(uuid, cuda_device_uuid(ordinal));
   }
-  // A keeper that cannot be used is no reason not to run.
-  const auto state = find_held(checkpoint, uuid);
-  std::string trouble = state ? "" : state.error().message;
-  if (state && state->held) {
-    if (state->changed.empty()) {
-      auto taken = take_held(*state->held);
-      if (taken) {
-        weights.manifest = state->held->manifest;
-        weights.slabs = std::move(taken->slabs);
-        weights.held = true;
-        weights.origin = fmt::format("held by process {} since {}", state->held->pid, state->held->manifest.loaded);
-        if (!quiet) fmt::print(stderr, "faultline: weights of {}: {}\n", checkpoint.spec(), weights.origin);
-        return weights;
-      }
-      trouble = taken.error().message;
-    } else {
-      trouble = fmt::format(
-          "{} has changed since it was held: {}. It is loaded anew for this run; `faultline hold {}` "
-          "replaces what is held",
-          checkpoint.spec(), state->changed, checkpoint.spec());
-    }
-  }
+  std::string trouble;
+  std::optional<RunWeights> weights = take_if_held(checkpoint, uuid, trouble);
   if (!trouble.empty()) fmt::print(stderr, "faultline: {}\n", trouble);
-  FAULTLINE_TRY(LoadedWeights loaded, load_weights_apart(checkpoint, device, quiet, program));
-  weights.manifest = std::move(loaded.manifest);
-  weights.slabs = std::move(loaded.slabs);
-  weights.origin = loaded_text(weights.manifest);
-  if (!quiet) fmt::print(stderr, "faultline: weights of {}: {}\n", checkpoint.spec(), weights.origin);
-  return weights;
+  if (!weights) {
+    FAULTLINE_TRY(LoadedWeights loaded, load_weights_apart(checkpoint, device, quiet, program));
+    weights.emplace();
+    weights->manifest = std::move(loaded.manifest);
+    weights->slabs = std::move(loaded.slabs);
+    weights->origin = loaded_text(weights->manifest);
+  }
+  if (!quiet) fmt::print(stderr, "faultline: weights of {}: {}\n", checkpoint.spec(), weights->origin);
+  return std::move(*weights);
 }
 
 }  // namespace faultline

@@ -31,6 +31,10 @@ struct RunWeights {
   std::string origin;  // for people: "held by process 17 since …", "loaded in 1.3 s (49.2 GB/s)"
 };
 
+// The held weights of a checkpoint on a device, if they can be used. No error keeps anybody from loading.
+std::optional<RunWeights> take_if_held(const Checkpoint& checkpoint, const std::string& device_uuid,
+                                       std::string& trouble);
+
 // `device`: "cuda:0". Says on stderr where the weights come from, unless `quiet`.
 Result<RunWeights> obtain_weights(const Checkpoint& checkpoint, const std::string& device, bool quiet,
                                   const std::string& program = "/proc/self/exe");

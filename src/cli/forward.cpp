@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "bisect/engine_config.h"
+#include "bisect/held_weights.h"
 #include "cli/failure.h"
 #include "engine/device_weights.h"
 #include "engine/forward.h"
@@ -102,6 +103,18 @@ class Output {
   std::string data_;
 };
 
+// Those that are held on the device, else a copy of this process's own.
+Result<DeviceWeights> weights_on(Device& device, const Checkpoint& checkpoint) {
+  FAULTLINE_TRY(const std::string uuid, device_uuid(device));
+  std::string trouble;
+  const std::optional<RunWeights> held = take_if_held(checkpoint, uuid, trouble);
+  if (!trouble.empty()) fmt::print(stderr, "faultline: {}\n", trouble);
+  if (!held) return DeviceWeights::upload(device, checkpoint);
+  std::vector<int> slabs;
+  for (const UniqueFd& fd : held->slabs) slabs.push_back(fd.get());
+  return DeviceWeights::attach(device, checkpoint, to_text(held->manifest), slabs);
+}
+
 Status run(const Options& options) {
   if (options.decode < 0 || options.decode > kMaxDecode) return bad_input("--decode: 0 to {}", kMaxDecode);
   std::vector<std::vector<int32_t>> prompts;
@@ -109,7 +122,7 @@ Status run(const Options& options) {
     FAULTLINE_TRY(auto ids, prompt_of(argument));
     prompts.push_back(std::move(ids));
   }
-  FAULTLINE_TRY(const Checkpoint checkpoint, Checkpoint::open(options.model));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(options.model));
   FAULTLINE_TRY(const EngineConfig config, configuration(options, checkpoint.config()));
   FAULTLINE_TRY(const ModelWeights weights, load_weights(checkpoint));
   for (const auto& ids : prompts)
@@ -122,7 +135,7 @@ Status run(const Options& options) {
   std::optional<DeviceWeights> device_weights;
   std::optional<ModelWeights> on_device;
   if (device->is_cuda()) {
-    FAULTLINE_TRY(device_weights, DeviceWeights::upload(*device, checkpoint));
+    FAULTLINE_TRY(device_weights, weights_on(*device, checkpoint));
     FAULTLINE_TRY(on_device, device_weights->to_device(weights));
     for (const DeviceWeights::Range& range : device_weights->ranges())
       mirror.add(range.device, range.bytes, range.host);
