@@ -20,13 +20,13 @@ struct IndexRow {
   __device__ int32_t value(int64_t column) const {
     const int64_t at_row = task->flat ? column : row;
     const int64_t at_column = task->flat ? 0 : column;
-    return reinterpret_cast<const int32_t*>(task->data)[at_row * task->row_stride + at_column];
+    return __ldg(reinterpret_cast<const int32_t*>(task->data) + at_row * task->row_stride + at_column);
   }
   __device__ const int32_t* table_row(int64_t number) const { return task->table.data + number * task->table.stride; }
   __device__ bool owns(int64_t number, int64_t count, int64_t slot) const {
     const int32_t* slots = table_row(number);
     for (int64_t c = 0; c < count; ++c)
-      if (slots[c] == slot) return true;
+      if (__ldg(slots + c) == slot) return true;
     return false;
   }
 };
@@ -59,55 +59,71 @@ __device__ inline int64_t cause_of(const IndexRow& r, int64_t column, int64_t& o
 }
 
 // Whether anything is wrong with the entries [begin, end) of a row, in time linear in the row: bitmaps of the slots
-// seen and owned, a window of slots at a time.
+// seen and owned, a window of slots at a time. Slots that follow each other lie in different words, so that threads
+// which set them do not wait for each other.
 __device__ inline bool suspicious(const IndexRow& r, int64_t begin, int64_t end) {
   __shared__ uint32_t seen[kWindowBits / 32];
   __shared__ uint32_t owned[kWindowBits / 32];
   const Task& task = *r.task;
   const bool by_bitmap = r.owner >= 0 && !task.flat;
-  const bool windows = task.unique || by_bitmap;
-  const int64_t range = task.end - task.begin;
+  const bool unique = task.unique;
+  const bool windows = unique || by_bitmap;
+  const bool foreign_entries = task.flat && task.table.data != nullptr;
+  const int64_t first = task.begin;
+  const int64_t last = task.end;
+  const int64_t tail_from = task.tail ? r.expected : INT64_MAX;
+  const int32_t poison = kIntPoison;
+  const bool look_for_poison = task.look_for_poison;
+  const int64_t range = last - first;
+  int shift = 0;  // a window has 32 << shift slots
+  while ((int64_t{32} << shift) < range && (32 << shift) < kWindowBits) ++shift;
+  const int64_t window_slots = int64_t{32} << shift;
+  const uint32_t word_mask = (1u << shift) - 1;
   bool bad = false;
-  for (int64_t window = 0; window == 0 || (windows && window < range); window += kWindowBits) {
+  for (int64_t window = 0; window == 0 || (windows && window < range); window += window_slots) {
     if (windows) {
-      const int64_t words = (smaller(range - window, kWindowBits) + 31) / 32;
       __syncthreads();
-      for (int64_t w = threadIdx.x; w < words; w += kThreads) {
-        if (task.unique) seen[w] = 0;
-        if (by_bitmap) owned[w] = 0;
+      for (uint32_t w = threadIdx.x; w <= word_mask; w += blockDim.x) {
+        seen[w] = 0;
+        owned[w] = 0;
       }
       __syncthreads();
       if (by_bitmap) {
         const int32_t* slots = r.table_row(r.owner);
-        for (int64_t c = threadIdx.x; c < r.owned; c += kThreads) {
-          const int64_t bit = slots[c] - task.begin - window;
-          if (slots[c] < task.end && bit >= 0 && bit < kWindowBits) atomicOr(&owned[bit / 32], 1u << (bit % 32));
+#pragma unroll 4
+        for (int64_t c = threadIdx.x; c < r.owned; c += blockDim.x) {
+          const int64_t slot = __ldg(slots + c);
+          const int64_t bit = slot - first - window;
+          if (slot < last && bit >= 0 && bit < window_slots)
+            atomicOr(&owned[static_cast<uint32_t>(bit) & word_mask], 1u << (static_cast<uint32_t>(bit) >> shift));
         }
         __syncthreads();
       }
     }
-    for (int64_t c = begin + threadIdx.x; c < end; c += kThreads) {
-      const int64_t value = r.value(c);
-      if (value == kIntPoison && task.look_for_poison) bad = true;
-      if (task.tail && c >= r.expected) {
+#pragma unroll 2
+    for (int64_t c = begin + threadIdx.x; c < end; c += blockDim.x) {
+      const int32_t value = r.value(c);
+      if (value == poison && look_for_poison) bad = true;
+      if (c >= tail_from) {
         bad = bad || value != -1;
         continue;
       }
-      if (value < task.begin || value >= task.end) {
+      if (value < first || value >= last) {
         bad = true;
         continue;
       }
-      if (task.flat && task.table.data != nullptr) {
+      if (foreign_entries) {
         int64_t owner;
         int64_t count;
         find_owner(task, c, owner, count);
         bad = bad || (owner >= 0 && !r.owns(owner, count, value));
       }
-      const int64_t bit = value - task.begin - window;
-      if (!windows || bit < 0 || bit >= kWindowBits) continue;
-      const uint32_t mask = 1u << (bit % 32);
-      if (task.unique && (atomicOr(&seen[bit / 32], mask) & mask) != 0) bad = true;
-      if (by_bitmap && (owned[bit / 32] & mask) == 0) bad = true;
+      const int64_t bit = value - first - window;
+      if (!windows || bit < 0 || bit >= window_slots) continue;
+      const uint32_t word = static_cast<uint32_t>(bit) & word_mask;
+      const uint32_t mask = 1u << (static_cast<uint32_t>(bit) >> shift);
+      if (unique && (atomicOr(&seen[word], mask) & mask) != 0) bad = true;
+      if (by_bitmap && (owned[word] & mask) == 0) bad = true;
     }
   }
   return __syncthreads_or(bad ? 1 : 0) != 0;
@@ -118,7 +134,7 @@ __device__ inline void find_bad(const Context& context, int32_t group, const Ind
   Seen bounds;
   Seen unwritten;
   Extra extra;
-  for (int64_t c = begin + threadIdx.x; c < end; c += kThreads) {
+  for (int64_t c = begin + threadIdx.x; c < end; c += blockDim.x) {
     const int64_t value = r.value(c);
     const uint64_t index = static_cast<uint64_t>(task.flat ? c : r.row * task.columns + c);
     int64_t owner = -1;
@@ -160,6 +176,7 @@ __device__ inline void check_indices(const Context& context, const Task& task, i
 // --- probability rows
 
 struct ProbabilityTest {
+  static constexpr bool kRepeatable = false;  // it adds up
   uint32_t hit = 0;
   double sum = 0;
   __device__ void element(const std::byte* from, int64_t) {
@@ -180,6 +197,7 @@ struct ProbabilityTest {
 };
 
 struct NegativeFind {
+  static constexpr bool kRepeatable = false;
   Seen negative;
   __device__ void element(const std::byte* from, int64_t index) {
     const uint32_t raw = load_any<uint32_t>(from);
@@ -252,9 +270,49 @@ __device__ inline bool finite_bits(uint32_t bits) {
   return (bits & 0x7F800000u) != 0x7F800000u;
 }
 
+// Whether a slot may hold something that is not finite, or poison.
+__device__ inline bool suspicious_slot(const Task& task, const Slot& slot, uint64_t pass) {
+  constexpr int kBatch = 4;
+  constexpr uint32_t kLargeScale = 246u << 23;  // 448 times 2^119 is finite
+  const SlotWords words(task, slot);
+  const bool f32 = slot.float_bytes == 4;
+  const uint32_t exponent = f32 ? 0x7F800000u : 0x7F807F80u;
+  const uint32_t one = f32 ? 0x00800000u : 0x00800080u;
+  const uint32_t top = f32 ? 0x80000000u : 0x80008000u;
+  uint32_t hit = 0;
+  for (uint32_t w = threadIdx.x % kWarp; w < words.all; w += kBatch * kWarp) {
+    uint32_t value[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const uint32_t v = w + k * kWarp;
+      value[k] = *reinterpret_cast<const uint32_t*>(words.at(v < words.all ? v : w));
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      uint32_t v = w + k * kWarp;
+      if (v >= words.all) v = w;
+      if (v < words.codes)
+        hit |= (((value[k] & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) |
+               (value[k] == code_poison_word(words.at(v), pass) ? 1u : 0u);
+      else if (v < words.codes + words.scales)
+        hit |= (value[k] & 0x7F800000u) >= kLargeScale ? 1u : 0u;
+      else
+        hit |= ((value[k] & exponent) + one) & top;
+    }
+  }
+  return hit != 0;
+}
+
 __device__ __noinline__ void check_slots(const Context& context, const Task& task, int32_t group, const Live& live,
                                          int64_t part) {
   const int64_t listed = live_rows(task, live, task.slots.count);
+  bool look = !task.by_words;
+  for (int64_t i = part * kWarps + threadIdx.x / kWarp; task.by_words && i < listed;
+       i += static_cast<int64_t>(task.blocks) * kWarps) {
+    const int64_t number = at(task.slots, i);
+    if (number >= 0 && number < task.capacity) look = suspicious_slot(task, slot_of(task, number), live.pass) || look;
+  }
+  if (__syncthreads_or(look ? 1 : 0) == 0) return;
   const int64_t width = task.latent + task.rope;
   const int64_t warp = threadIdx.x / kWarp;
   const int64_t lane = threadIdx.x % kWarp;
@@ -345,6 +403,7 @@ __device__ __noinline__ void check_canaries(const Context& context, const Task& 
 
 // --- one block's work
 
+// The end of the kernel makes it seen: what faults afterwards cannot take it back.
 __device__ inline void mark(void* page, int32_t number, bool is_op, bool done, uint64_t pass) {
   volatile DeviceProgress* progress = &static_cast<DeviceCheckPage*>(page)->progress;
   progress->pass = pass;
@@ -352,7 +411,6 @@ __device__ inline void mark(void* page, int32_t number, bool is_op, bool done, u
     (done ? progress->op_done : progress->op_begun) = number;
   else
     (done ? progress->group_done : progress->group_begun) = number;
-  __threadfence_system();
 }
 
 __device__ inline void run_poison(const Context& context, int32_t first_block, int32_t group) {
@@ -368,7 +426,7 @@ __device__ inline void run_poison(const Context& context, int32_t first_block, i
     case TaskKind::kProbabilities:
     case TaskKind::kIntegers:
     case TaskKind::kIndices: {
-      WordPoison poison{task.pattern, task.sentinel, task.element_bytes};
+      WordPoison poison{task.pattern, task.sentinel, task.element_bytes, task.sparse, live.pass};
       walk(task, poison_rows(task, task.rows, kTailMargin), kTailMargin, part, poison);
       return;
     }

@@ -232,6 +232,8 @@ class TableBuilder {
         if (made_here(spec.region.lengths_operand)) lay.lengths = {};
         if (made_here(spec.region.sum_operand)) lay.sum = {};
         put_walk(lay);
+        lay.sparse = lay.kind != TaskKind::kCodes &&
+                     lay.rows * lay.inner * lay.columns * lay.element_bytes >= options_.sparse_from_bytes;
         poison.push_back(lay);
       }
       if (spec.content == Content::kIndices) {
@@ -294,6 +296,16 @@ class TableBuilder {
     task.rope = geometry.rope;
     task.row_bytes = geometry.row_bytes();
     task.stride_bytes = geometry.stride_bytes();
+    const auto all_of = [&](int64_t size) {
+      const bool paged = geometry.format == Format::kIndexFp8;
+      const int64_t row = paged ? task.latent : task.row_bytes;
+      const int64_t codes = has_codes(geometry.format) && geometry.format != Format::kKvPlainFp8 ? task.latent : 0;
+      return row % size == 0 && codes % size == 0 && (paged || task.stride_bytes % size == 0) &&
+             (!paged || task.page_size * task.row_bytes % size == 0) &&
+             reinterpret_cast<uintptr_t>(task.data) % static_cast<uintptr_t>(size) == 0;
+    };
+    task.by_words =
+        all_of(sizeof(uint32_t)) && (geometry.format != Format::kKvPacked || task.latent % kPackedScales == 0);
     Region listed;
     listed.sum_operand = spec.region.sum_operand;
     FAULTLINE_TRY_STATUS(put_rows(task, op, call, listed));
@@ -311,6 +323,7 @@ class TableBuilder {
     if (early && alone && spec.region.sum_operand < 0 && geometry.page_size > 1) {
       Task around = task;
       around.kind = TaskKind::kNeighbours;
+      around.unit = all_of(kVectorBytes) ? kVectorBytes : (all_of(sizeof(uint32_t)) ? 4 : 1);
       const int64_t page_bytes = geometry.page_size * geometry.row_bytes();
       constexpr int64_t kManySlots = 128;  // then each page is a block's work, and there are enough of them
       around.split = task.slots.count > kManySlots
@@ -363,7 +376,7 @@ class TableBuilder {
       case TaskKind::kNeighbours:
         return task.slots.count * task.split;
       case TaskKind::kCanaries:
-        return (task.canary_count * 2 * kCanaryBytes + kChunkBytes / 2 - 1) / (kChunkBytes / 2);
+        return (task.canary_count * 2 * kCanaryBytes + kThreads * kVectorBytes - 1) / (kThreads * kVectorBytes);
     }
     return (task.rows * task.inner * task.columns * task.element_bytes + kChunkBytes - 1) / kChunkBytes;
   }

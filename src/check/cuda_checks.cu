@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAnSm)
   run_check(context, first_block, group);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kIndexThreads)
     check_indices_kernel(const __grid_constant__ Context context, int32_t first_block, int32_t group) {
   run_check_indices(context, first_block, group);
 }
@@ -46,7 +46,8 @@ void launch_check(const Context& context, int32_t first_block, int32_t blocks, i
 }
 
 void launch_check_indices(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream) {
-  check_indices_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(stream)>>>(context, first_block, group);
+  check_indices_kernel<<<static_cast<unsigned>(blocks), kIndexThreads, 0, stream_of(stream)>>>(context, first_block,
+                                                                                               group);
 }
 
 void launch_set_live(Live* live, int64_t tokens, int64_t requests, uint64_t pass, void* stream) {

@@ -81,7 +81,7 @@ __device__ inline int64_t sum_of(const Integers& list, int64_t count) {
   if (threadIdx.x == 0) total = 0;
   __syncthreads();
   int64_t mine = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) mine += at(list, i);
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) mine += at(list, i);
   if (mine != 0) atomicAdd(&total, static_cast<unsigned long long>(mine));
   __syncthreads();
   return static_cast<int64_t>(total);
@@ -125,14 +125,16 @@ __device__ inline void walk_run(std::byte* from, int64_t first, int64_t count, i
   const int64_t vectors = aligned ? count / per_vector : 0;
   for (int64_t c = chunk; c * kChunkVectors < vectors; c += stride) {
     const int64_t base = c * kChunkVectors + threadIdx.x;
-    if ((c + 1) * kChunkVectors <= vectors) {
 #pragma unroll
-      for (int k = 0; k < kVectorsAThread; ++k) {
-        const int64_t v = base + k * kThreads;
-        visit.vector(from + v * kVectorBytes, first + v * per_vector);
-      }
-    } else {
-      for (int64_t v = base; v < vectors; v += kThreads) visit.vector(from + v * kVectorBytes, first + v * per_vector);
+    for (int k = 0; k < kVectorsAThread; ++k) {
+      int64_t v = base + k * kThreads;
+      // Where a second look does no harm, the last vector is looked at again instead of none: loads without a condition
+      // are issued together.
+      if constexpr (Visit::kRepeatable)
+        v = smaller(v, vectors - 1);
+      else if (v >= vectors)
+        break;
+      visit.vector(from + v * kVectorBytes, first + v * per_vector);
     }
   }
   // What is left: less than a vector, or everything where the address forbids vectors.
@@ -169,19 +171,26 @@ __device__ inline void walk(const Task& task, int64_t rows, int64_t margin, int6
   const uint32_t pieces = static_cast<uint32_t>(task.columns) / step;               // of a segment
   const uint32_t inner = static_cast<uint32_t>(task.inner);
   const uint32_t total = static_cast<uint32_t>(segments) * pieces;
-  const uint32_t stride = static_cast<uint32_t>(task.blocks) * kThreads;
-#pragma unroll 4
-  for (uint32_t i = static_cast<uint32_t>(part) * kThreads + threadIdx.x; i < total; i += stride) {
-    const uint32_t segment = i / pieces;
-    const uint32_t column = (i - segment * pieces) * step;
-    const uint32_t row = segment / inner;
-    const uint32_t j = segment - row * inner;
-    std::byte* from = task.data + (row * task.row_stride + j * task.inner_stride + column) * bytes;
-    const int64_t index = row * width + j * task.columns + column;
-    if (vectors)
-      visit.vector(from, index);
-    else
-      visit.element(from, index);
+  const uint32_t stride = static_cast<uint32_t>(task.blocks) * kChunkVectors;
+  for (uint32_t base = static_cast<uint32_t>(part) * kChunkVectors + threadIdx.x; base < total; base += stride) {
+#pragma unroll
+    for (int k = 0; k < kVectorsAThread; ++k) {
+      uint32_t i = base + k * kThreads;
+      if constexpr (Visit::kRepeatable)
+        i = i < total ? i : total - 1;
+      else if (i >= total)
+        break;
+      const uint32_t segment = i / pieces;
+      const uint32_t column = (i - segment * pieces) * step;
+      const uint32_t row = segment / inner;
+      const uint32_t j = segment - row * inner;
+      std::byte* from = task.data + (row * task.row_stride + j * task.inner_stride + column) * bytes;
+      const int64_t index = row * width + j * task.columns + column;
+      if (vectors)
+        visit.vector(from, index);
+      else
+        visit.element(from, index);
+    }
   }
 }
 
@@ -278,11 +287,23 @@ __device__ inline bool gather(Seen& seen) {
 
 // --- poisoning
 
+// The sector (of four) of a 128-byte line that is poisoned where a tensor is too large to be poisoned whole: another
+// one in every line and pass, so that no column stays unseen.
+__device__ inline bool is_chosen_sector(uint64_t address, uint64_t pass) {
+  constexpr int kLineBits = 7;
+  constexpr int kSectorBits = 5;
+  return (((address >> kLineBits) + pass) * 0x9E3779B97F4A7C15ull) >> 62 == ((address >> kSectorBits) & 3);
+}
+
 struct WordPoison {
+  static constexpr bool kRepeatable = true;
   uint32_t pattern;
   uint32_t sentinel;
   int bytes;
+  bool sparse;
+  uint64_t pass;
   __device__ void vector(std::byte* to, int64_t) {
+    if (sparse && !is_chosen_sector(address_of(to), pass)) return;
     *reinterpret_cast<uint4*>(to) = make_uint4(pattern, pattern, pattern, pattern);
   }
   __device__ void element(std::byte* to, int64_t) {
@@ -296,6 +317,7 @@ struct WordPoison {
 };
 
 struct CodePoison {
+  static constexpr bool kRepeatable = true;
   uint64_t pass;
   __device__ void vector(std::byte* to, int64_t) {
     const uint64_t a = code_poison(address_of(to), pass);
@@ -360,14 +382,43 @@ __device__ inline Slot slot_of(const Task& task, int64_t number) {
   return slot;
 }
 
+// The words of 4 bytes that make up a slot (Task::by_words): codes, scales, floats, one behind the other; of index
+// pages the scale lies elsewhere.
+struct SlotWords {
+  std::byte* row;
+  std::byte* scale;  // of index pages
+  uint32_t codes, scales, all;
+  __device__ SlotWords(const Task& task, const Slot& slot)
+      : row(slot.codes != nullptr ? slot.codes : slot.floats),
+        scale(task.format == SlotFormat::kIndexFp8 ? slot.scales : nullptr),
+        codes(static_cast<uint32_t>(slot.code_count / 4)),
+        scales(static_cast<uint32_t>(slot.scale_count)),
+        all(codes + scales + static_cast<uint32_t>(slot.float_count * slot.float_bytes / 4)) {}
+  __device__ std::byte* at(uint32_t w) const { return scale != nullptr && w >= codes ? scale : row + 4 * w; }
+};
+
+__device__ inline uint32_t code_poison_word(const std::byte* from, uint64_t pass) {
+  return static_cast<uint32_t>(code_poison(address_of(from), pass) >> (8 * (address_of(from) & 4)));
+}
+
 __device__ __noinline__ void poison_slots(const Task& task, const Live& live, int64_t part) {
   const int64_t listed = poison_rows(task, task.slots.count, 0);
   const int64_t warp = threadIdx.x / kWarp;
-  const int64_t lane = threadIdx.x % kWarp;
+  const uint32_t lane = threadIdx.x % kWarp;
   for (int64_t i = part * kWarps + warp; i < listed; i += static_cast<int64_t>(task.blocks) * kWarps) {
     const int64_t number = at(task.slots, i);
     if (number < 0 || number >= task.capacity) continue;
     const Slot slot = slot_of(task, number);
+    if (task.by_words) {
+      const SlotWords words(task, slot);
+      const uint32_t floats = slot.float_bytes == 4 ? kFloatPoison : kBf16Poison * 0x00010001u;
+      for (uint32_t w = lane; w < words.all; w += kWarp) {
+        std::byte* to = words.at(w);
+        *reinterpret_cast<uint32_t*>(to) = w < words.codes ? code_poison_word(to, live.pass)
+                                                           : (w < words.codes + words.scales ? kFloatPoison : floats);
+      }
+      continue;
+    }
     for (int64_t c = lane; c < slot.code_count; c += kWarp)
       slot.codes[c] = static_cast<std::byte>(code_poison_byte(slot.codes + c, live.pass));
     for (int64_t c = lane; c < slot.scale_count; c += kWarp) store_any<uint32_t>(slot.scales + c * 4, kFloatPoison);
@@ -383,7 +434,37 @@ __device__ __noinline__ void poison_slots(const Task& task, const Live& live, in
 // --- the bytes of touched pages around the slots that are written
 
 // Sums, or compares with the sums, of every page that the listed slots touch. The first listed slot of a page stands
-// for it.
+// for it. A sum adds up a mixed value of each place and what is there, so its parts may come in any order.
+template <int kUnit>
+__device__ inline uint64_t place_value(const std::byte* from, uint64_t place) {
+  if constexpr (kUnit == kVectorBytes) {
+    const uint4 w = *reinterpret_cast<const uint4*>(from);
+    return mix((static_cast<uint64_t>(w.y) << 32 | w.x) + 2 * place * 0x9E3779B97F4A7C15ull) +
+           mix((static_cast<uint64_t>(w.w) << 32 | w.z) + (2 * place + 1) * 0x9E3779B97F4A7C15ull);
+  } else {
+    return mix((2 * place << 32) | element_bits(from, kUnit));
+  }
+}
+
+// Of one piece of a page's rows, in units of kUnit bytes.
+template <int kUnit>
+__device__ inline uint64_t sum_rows(const Task& task, const std::byte* page, const uint32_t* written, uint32_t piece) {
+  const bool paged = task.format == SlotFormat::kIndexFp8;
+  const int64_t row_step = paged ? task.latent : task.stride_bytes;
+  const uint32_t row_units = static_cast<uint32_t>((paged ? task.latent : task.row_bytes) / kUnit);
+  const uint32_t all = row_units * static_cast<uint32_t>(task.page_size);
+  const uint32_t length = (all + static_cast<uint32_t>(task.split) - 1) / static_cast<uint32_t>(task.split);
+  const uint32_t end = (piece + 1) * length < all ? (piece + 1) * length : all;
+  uint64_t sum = 0;
+#pragma unroll 4
+  for (uint32_t k = piece * length + threadIdx.x; k < end; k += kThreads) {
+    const uint32_t offset = k / row_units;
+    if ((written[offset / 32] >> (offset % 32)) & 1u) continue;
+    sum += place_value<kUnit>(page + offset * row_step + (k - offset * row_units) * kUnit, k + 1);
+  }
+  return sum;
+}
+
 __device__ __noinline__ void neighbours(const Context& context, const Task& task, int32_t group, int64_t part,
                                         bool compare) {
   __shared__ uint32_t written[kLargestPage / 32];
@@ -392,47 +473,35 @@ __device__ __noinline__ void neighbours(const Context& context, const Task& task
   Seen seen;
   for (int64_t unit = part; unit < units; unit += task.blocks) {
     const int64_t i = unit / task.split;
-    const int64_t piece = unit - i * task.split;
+    const uint32_t piece = static_cast<uint32_t>(unit - i * task.split);
     const int64_t number = at(task.slots, i);
+    const int64_t before = i > 0 ? at(task.slots, i - 1) : -1;
     if (number < 0 || number >= task.capacity) continue;
     const int64_t page = number / task.page_size;
-    const auto same_page = [&](int64_t j) {
-      const int64_t other = at(task.slots, j);
-      return other >= 0 && other < task.capacity && other / task.page_size == page;
-    };
-    if (i > 0 && same_page(i - 1)) continue;
-    bool earlier = false;
-    for (int64_t j = threadIdx.x; j < i; j += kThreads) earlier = earlier || same_page(j);
-    if (__syncthreads_or(earlier ? 1 : 0) != 0) continue;
-    for (int64_t w = threadIdx.x; w < (task.page_size + 31) / 32; w += kThreads) written[w] = 0;
+    const int64_t begin = page * task.page_size;
+    const int64_t end = smaller(begin + task.page_size, task.capacity);
+    if (before >= begin && before < end) continue;
+    if (static_cast<int64_t>(threadIdx.x) < (task.page_size + 31) / 32) written[threadIdx.x] = 0;
     if (threadIdx.x == 0) total = 0;
     __syncthreads();
+    bool earlier = false;
     for (int64_t j = threadIdx.x; j < task.slots.count; j += kThreads) {
-      if (!same_page(j)) continue;
-      const int64_t offset = at(task.slots, j) % task.page_size;
-      atomicOr(&written[offset / 32], 1u << (offset % 32));
+      const int64_t other = at(task.slots, j);
+      if (other < begin || other >= end) continue;
+      earlier = earlier || j < i;
+      atomicOr(&written[(other - begin) / 32], 1u << ((other - begin) % 32));
     }
-    __syncthreads();
-    // In words of 4 bytes where everything is a multiple of them.
+    if (__syncthreads_or(earlier ? 1 : 0) != 0) continue;
     const bool paged = task.format == SlotFormat::kIndexFp8;
-    const int64_t code_bytes = paged ? task.latent : task.row_bytes;
-    const int64_t scale_bytes = paged ? 4 : 0;
-    const bool words = code_bytes % 4 == 0 && task.stride_bytes % 4 == 0 && address_of(task.data) % 4 == 0;
-    const int64_t unit_bytes = words ? 4 : 1;
-    const int64_t per_slot = (code_bytes + scale_bytes) / unit_bytes;
-    const int64_t all = per_slot * task.page_size;
-    const int64_t length = (all + task.split - 1) / task.split;
-    const int64_t end = smaller((piece + 1) * length, all);
-    uint64_t sum = 0;
-    for (int64_t k = piece * length + threadIdx.x; k < end; k += kThreads) {
-      const int64_t offset = k / per_slot;
-      if ((written[offset / 32] >> (offset % 32)) & 1u) continue;
-      const int64_t byte = (k - offset * per_slot) * unit_bytes;
-      const Slot slot = slot_of(task, page * task.page_size + offset);
-      const std::byte* row = slot.codes != nullptr ? slot.codes : slot.floats;
-      const std::byte* from = byte < code_bytes ? row + byte : slot.scales + (byte - code_bytes);
-      const uint32_t value = words ? *reinterpret_cast<const uint32_t*>(from) : static_cast<uint32_t>(from[0]);
-      sum += mix((static_cast<uint64_t>(k + 1) << 32) | value);
+    const std::byte* bytes = task.data + begin * (paged ? task.row_bytes : task.stride_bytes);
+    uint64_t sum = task.unit == kVectorBytes ? sum_rows<kVectorBytes>(task, bytes, written, piece)
+                   : task.unit == 4          ? sum_rows<4>(task, bytes, written, piece)
+                                             : sum_rows<1>(task, bytes, written, piece);
+    if (paged && piece == 0) {
+      const std::byte* scales = bytes + task.page_size * task.latent;
+      for (int64_t offset = threadIdx.x; offset < task.page_size; offset += kThreads)
+        if (((written[offset / 32] >> (offset % 32)) & 1u) == 0)
+          sum += mix((2 * static_cast<uint64_t>(offset) + 1) << 32 | load_any<uint32_t>(scales + 4 * offset));
     }
     if (sum != 0) atomicAdd(&total, static_cast<unsigned long long>(sum));
     __syncthreads();
@@ -451,6 +520,7 @@ __device__ __noinline__ void neighbours(const Context& context, const Task& task
 
 // Whether any of the elements is not finite (a sentinel is not).
 struct FloatTest {
+  static constexpr bool kRepeatable = true;
   uint32_t exponent, one, top;
   uint32_t hit = 0;
   __device__ uint32_t bad(uint32_t word) const { return ((word & exponent) + one) & top; }
@@ -464,6 +534,7 @@ struct FloatTestBytes : FloatTest {
   __device__ void element(const std::byte* from, int64_t) { hit |= bad(element_bits(from, bytes)); }
 };
 struct FloatFind {
+  static constexpr bool kRepeatable = false;
   uint32_t exponent, one, top, sentinel;
   int bytes;
   Seen nonfinite, unwritten;
@@ -502,6 +573,7 @@ __device__ inline void check_floats(const Context& context, const Task& task, in
 }
 
 struct IntegerFind {
+  static constexpr bool kRepeatable = false;
   Seen unwritten;
   __device__ void element(const std::byte* from, int64_t index) {
     const uint32_t raw = load_any<uint32_t>(from);
@@ -515,6 +587,7 @@ struct IntegerFind {
 // Aligned words of 8 bytes that lie within the elements visited. Single elements are not looked at: where they make up
 // a word, the word is visited by its first byte's thread.
 struct CodeFind {
+  static constexpr bool kRepeatable = false;
   uint64_t pass;
   Seen unwritten;
   __device__ void word(const std::byte* from, int64_t index, uint64_t value) {

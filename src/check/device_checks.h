@@ -38,6 +38,9 @@ struct GuardedBuffer {
 struct DeviceCheckOptions {
   bool full = true;    // otherwise `checks: finite`: finite values and probability rows only
   bool poison = true;  // sentinels are laid and looked for
+  // Of a tensor of floats or integers of at least so many bytes one sector of 32 bytes in each line of 128 is poisoned,
+  // in every pass another one: what is left unwritten is then found by line, and the count is of what was poisoned.
+  int64_t sparse_from_bytes = 8 << 20;
   // Where records and marks go: host memory and its address on the device. Null: memory of its own.
   DeviceCheckPage* page = nullptr;
   std::byte* page_on_device = nullptr;

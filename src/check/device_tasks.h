@@ -10,6 +10,7 @@
 namespace faultline::device_checks {
 
 inline constexpr int kThreads = 256;
+inline constexpr int kIndexThreads = 1024;  // of an index check: a row of 2048 entries, its owner's slots
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kVectorsAThread = 4;  // loads in flight
 inline constexpr int kChunkVectors = kThreads * kVectorsAThread;
@@ -58,6 +59,8 @@ struct Task {
   bool look_for_poison = false;       // whether what still holds the poison is a violation
   bool flat = false;                  // indices of rank 1: one row as far as uniqueness goes
   bool tail = false, unique = false;  // IndexRule::minus_one_tail, unique
+  bool by_words = false;              // kSlots: every piece of a slot is aligned words of 4 bytes
+  bool sparse = false;                // only a sector of each line is poisoned
   SlotFormat format = SlotFormat::kF32;
   int32_t op = 0;
   int32_t operand = 0;
@@ -89,6 +92,7 @@ struct Task {
   int64_t capacity = 0, page_size = 1, latent = 0, rope = 0, row_bytes = 0, stride_bytes = 0;
   uint64_t* sums = nullptr;  // one a listed slot and part of its page
   int32_t split = 1;         // parts of a page
+  int32_t unit = 1;          // bytes that are looked at at once: 16, 4 or 1
 
   // kCanaries: pairs of addresses (before, after)
   const std::byte* const* canaries = nullptr;
