@@ -79,27 +79,6 @@ void take_line(const SourceLine& found, CoreDump& out) {
   }
 }
 
-// "void ns::f<ns::G<float, false> >(ns::G<float, false>)" without what stands around the name.
-std::string kernel_name(std::string_view text) {
-  text = trimmed(text);
-  constexpr std::string_view kVoid = "void ";
-  if (text.starts_with(kVoid)) text.remove_prefix(kVoid.size());
-  int depth = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '<') ++depth;
-    if (text[i] == '>') --depth;
-    if (text[i] != '(' || depth > 0) continue;
-    constexpr std::string_view kUnnamed = "(anonymous namespace)";
-    if (text.substr(i).starts_with(kUnnamed)) {
-      i += kUnnamed.size() - 1;
-      continue;
-    }
-    text = text.substr(0, i);
-    break;
-  }
-  return printable(trimmed(text));
-}
-
 // "[Current focus set to CUDA kernel 0, grid 2, cluster (0,0,0), block (1,0,0), thread (37,0,0), device 0, sm 2, …]"
 void take_focus(std::string_view line, CoreDump& out) {
   const auto triple = [&](std::string_view word) -> std::string {
@@ -127,7 +106,7 @@ bool take_kernel_frame(std::string_view line, CoreDump& out) {
   else
     name.remove_prefix(std::min(name.size(), name.find(' ')));
   if (trimmed(name) == "??") return false;
-  out.kernel = kernel_name(name);
+  out.kernel = plain_kernel_name(name);
   return !out.kernel.empty();
 }
 
@@ -138,7 +117,7 @@ std::string invocation(std::string_view line) {
     if (close == std::string_view::npos || line.find('(') > close) return "";
     line.remove_prefix(close + 1);
   }
-  return kernel_name(line);
+  return plain_kernel_name(line);
 }
 
 }  // namespace
@@ -185,7 +164,7 @@ CoreDump parse_core_dump(std::string_view output) {
       const std::string_view name = trimmed(rest.substr(std::min(rest.size(), rest.find(' '))));
       const size_t open = name.rfind('(');
       if (open != std::string_view::npos) {
-        thrower = kernel_name(name.substr(0, open));
+        thrower = plain_kernel_name(name.substr(0, open));
         take_line(source_line(name.substr(open + 1, name.rfind(')') - open - 1)), core);
       }
     }
@@ -246,7 +225,7 @@ CoreDump parse_dump_progress(std::string_view output) {
     int status = 0;
     const std::unique_ptr<char, decltype(&std::free)> name(
         abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), &std::free);
-    core.kernel = status == 0 && name != nullptr ? kernel_name(name.get()) : printable(mangled);
+    core.kernel = status == 0 && name != nullptr ? plain_kernel_name(name.get()) : printable(mangled);
   }
   return core;
 }
@@ -264,17 +243,40 @@ std::string verdict_of_exception(std::string_view exception) {
 }
 
 std::string core_dump_sentence(const CoreDump& core) {
+  const std::string file = core.file.empty() ? "" : " " + core.file;
   if (core.exception.empty() && core.kernel.empty())
-    return fmt::format("the GPU wrote a core dump, {}, but {}", core.file,
+    return fmt::format("the GPU wrote a core dump{}, but {}", file,
                        core.unread.empty() ? "it says nothing" : core.unread);
   std::string text = core.exception.empty() ? "the GPU was" : core.exception;
   if (!core.kernel.empty()) text += " in " + core.kernel;
   if (core.line != 0) text += fmt::format(" ({}:{})", core.source, core.line);
   if (!core.block.empty()) text += ", block " + core.block;
   if (!core.thread.empty()) text += ", thread " + core.thread;
-  text += fmt::format(" [GPU core dump {}]", core.file);
+  text += fmt::format(" [GPU core dump{}]", file);
+  const KernelOwner owner = kernel_of(core.kernel);
+  if (!owner.kinds.empty()) text += fmt::format("; a kernel of {} ops", fmt::join(owner.kinds, ", "));
   if (!core.unread.empty()) text += "; " + core.unread;
   return text;
+}
+
+std::string plain_kernel_name(std::string_view text) {
+  text = trimmed(text);
+  constexpr std::string_view kVoid = "void ";
+  if (text.starts_with(kVoid)) text.remove_prefix(kVoid.size());
+  int depth = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '<') ++depth;
+    if (text[i] == '>') --depth;
+    if (text[i] != '(' || depth > 0) continue;
+    constexpr std::string_view kUnnamed = "(anonymous namespace)";
+    if (text.substr(i).starts_with(kUnnamed)) {
+      i += kUnnamed.size() - 1;
+      continue;
+    }
+    text = text.substr(0, i);
+    break;
+  }
+  return printable(trimmed(text));
 }
 
 std::string project_path(std::string_view path) {

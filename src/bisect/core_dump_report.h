@@ -39,6 +39,9 @@ struct KernelOwner {
 };
 KernelOwner kernel_of(std::string_view name);
 
+// "void ns::f<ns::G<float, false> >(ns::G<float, false>)" without what stands around the name.
+std::string plain_kernel_name(std::string_view text);
+
 // A source path without the folders above the project: "/x/y/src/bisect/a.cu" -> "src/bisect/a.cu".
 std::string project_path(std::string_view path);
 

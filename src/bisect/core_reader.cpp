@@ -1,6 +1,7 @@
 #include "bisect/core_reader.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 
 #include "bisect/core_dump_report.h"
@@ -31,7 +32,10 @@ void add_core_dump(TaskResult& result, CoreDump core, const std::string& directo
   if (core.kernel.empty()) core.kernel = known.kernel;
   std::error_code error;
   const std::filesystem::path relative = std::filesystem::relative(core.file, directory, error);
-  if (!error && !relative.empty()) core.file = relative.string();
+  if (directory.empty())
+    core.file.clear();
+  else if (!error && !relative.empty())
+    core.file = relative.string();
   // A hang's dump has no exception, and what the driver printed while it wrote another is better known than its words.
   if (known.exception.empty() && !core.exception.empty() && result.verdict == "launch-failure") {
     result.verdict = verdict_of_exception(core.exception);
@@ -48,7 +52,26 @@ std::string core_file_of(const TaskResult& result) {
 }
 
 CoreReader::~CoreReader() {
-  cancel_ = true;  // the futures wait for their threads
+  cancel_ = true;
+  pending_.clear();  // the futures wait for their threads
+  std::error_code error;
+  if (made_ && !keep_) std::filesystem::remove_all(directory_, error);
+}
+
+std::string CoreReader::prefix(const std::string& name) {
+  std::error_code error;
+  if (!made_) {
+    if (directory_.empty()) {
+      std::string pattern = (std::filesystem::temp_directory_path(error) / "faultline-XXXXXX").string();
+      if (error || ::mkdtemp(pattern.data()) == nullptr) return "";
+      directory_ = pattern;
+    }
+    directory_ = std::filesystem::absolute(directory_, error).string();
+    made_ = true;
+  }
+  const std::string folder = directory_ + "/cores";
+  std::filesystem::create_directories(folder, error);
+  return error ? "" : core_dump_prefix(folder, name);
 }
 
 void CoreReader::add(std::string key, TaskResult result) {
@@ -65,7 +88,7 @@ std::vector<CoreReader::Item> CoreReader::take(bool all) {
   std::vector<Item> result;
   for (Pending& pending : pending_) {
     if (!all && pending.core.wait_for(std::chrono::seconds(0)) != std::future_status::ready) continue;
-    add_core_dump(pending.item.result, pending.core.get(), directory_);
+    add_core_dump(pending.item.result, pending.core.get(), keep_ ? directory_ : "");
     result.push_back(std::move(pending.item));
   }
   std::erase_if(pending_, [](const Pending& pending) { return !pending.core.valid(); });

@@ -17,7 +17,8 @@ namespace faultline {
 void note_core_dump(TaskResult& result, const WorkerFacts& facts);
 
 // What a dump adds to a result once it has been read: kernel, source line, block and thread; the verdict where the
-// worker's output did not tell the exception. `directory`: of the run, which paths in reports begin in.
+// worker's output did not tell the exception. `directory`: of the run, which paths in reports begin in; empty: the dump
+// is not kept.
 void add_core_dump(TaskResult& result, CoreDump core, const std::string& directory);
 
 // The dump that is to be read for a result; empty: there is none.
@@ -25,12 +26,15 @@ std::string core_file_of(const TaskResult& result);
 
 class CoreReader {
  public:
-  // `directory`: of the run; paths in results are relative to it.
-  explicit CoreReader(std::string directory) : directory_(std::move(directory)) {}
+  // `run_directory`: dumps are kept in its folder cores/. Empty: in a folder of their own, as long as this lives.
+  explicit CoreReader(std::string run_directory) : directory_(std::move(run_directory)), keep_(!directory_.empty()) {}
   // Interrupts what is being read.
   ~CoreReader();
   CoreReader(const CoreReader&) = delete;
   CoreReader& operator=(const CoreReader&) = delete;
+
+  // The beginning of the paths of a worker's dumps (core_dump.h); empty when there can be no folder for them.
+  std::string prefix(const std::string& name);
 
   struct Item {
     std::string key;
@@ -47,6 +51,8 @@ class CoreReader {
     std::future<CoreDump> core;
   };
   std::string directory_;
+  bool keep_;
+  bool made_ = false;
   std::atomic<bool> cancel_{false};
   std::vector<Pending> pending_;
 };

@@ -211,6 +211,25 @@ Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& o
   return prepared;
 }
 
+Status plants_fit(const Experiment& experiment, const std::string& device) {
+  for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(check_plant_device(plant, device != "cpu"));
+  return {};
+}
+
+// The tool's first error becomes part of what the run came to.
+void fold_in(const SanitizerReport& report, const std::string& tool, ConfigurationResult& result) {
+  if (!report.first) {
+    if (!report.complete) result.notes.push_back(sanitizer_sentence(tool, report));
+    return;
+  }
+  result.verdict = verdict_with_sanitizer(result.verdict, tool, report);
+  result.reason += (result.reason.empty() ? "" : "; ") + sanitizer_sentence(tool, report);
+  result.failures = std::max<int64_t>(result.failures, 1);
+  if (!result.first_violation) return;
+  result.first_violation->kind = result.verdict;
+  result.first_violation->detail += "; " + sanitizer_sentence(tool, report);
+}
+
 SessionOptions session_options(const BisectOptions& options, const Experiment& experiment) {
   SessionOptions session;
   session.device = options.device;
@@ -261,6 +280,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   Run run;
   FAULTLINE_TRY(run.prepared, prepare_experiment(options));
   const Experiment& experiment = run.prepared.experiment;
+  FAULTLINE_TRY_STATUS(plants_fit(experiment, options.device));
   FAULTLINE_TRY(run.grid, expand_grid(experiment));
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(experiment.model));
 
@@ -292,7 +312,9 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
     FAULTLINE_TRY_STATUS(directory->write_run_json(record));
     FAULTLINE_TRY(journal, Journal::create(directory->journal_path(), header));
   }
-  Session session(&checkpoint, session_options(options, experiment), &*journal, std::move(known));
+  SessionOptions settings = session_options(options, experiment);
+  settings.run_directory = directory->path();
+  Session session(&checkpoint, std::move(settings), &*journal, std::move(known));
   FAULTLINE_TRY_STATUS(execute(run, session, *directory));
   return finish(run, *directory, session);
 }
@@ -316,6 +338,7 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
 Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& id) {
   BisectOptions options = given;
   FAULTLINE_TRY(options.device, usable_device(given.device));
+  if (!options.sanitize.empty()) FAULTLINE_TRY_STATUS(check_sanitizer_tool(options.sanitize));
   FAULTLINE_TRY(const PreparedExperiment p, prepare_experiment(options));
   FAULTLINE_TRY(const Grid grid, expand_grid(p.experiment));
   std::vector<ScreenRow> rows;
@@ -330,6 +353,8 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
   if (rows.size() != 1)
     return id.empty() ? bad_input("{} holds {} configurations; name one by --id", options.experiment, rows.size())
                       : bad_input("{} holds no configuration '{}'", options.experiment, id);
+  if (!rows.front().plant.empty())
+    FAULTLINE_TRY_STATUS(check_plant_device(rows.front().plant, options.device != "cpu"));
   ReplayOutcome outcome;
   if (rows.front().tasks.empty()) {
     FAULTLINE_TRY(const Checkpoint none, Checkpoint::open(p.experiment.model));
@@ -341,13 +366,26 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
     return outcome;
   }
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(p.experiment.model));
-  Session session(&checkpoint, session_options(options, p.experiment), nullptr, {});
+  SessionOptions settings = session_options(options, p.experiment);
+  std::optional<SanitizerRun> sanitizer;
+  if (!options.sanitize.empty()) {
+    FAULTLINE_TRY(SanitizerRun prepared, SanitizerRun::prepare(options.sanitize, options.device != "cpu"));
+    settings.wrapper = prepared.command();
+    if (!options.timeout) settings.timeout_s *= kSanitizerSlowdown;
+    rows.front().tasks.resize(1);  // one log
+    sanitizer.emplace(std::move(prepared));
+  }
+  Session session(&checkpoint, std::move(settings), nullptr, {});
   FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
   outcome.result = rows.front().outcome;
   if (id.empty()) outcome.result.id = p.experiment.name;  // a case file is named after its row
+  if (sanitizer) {
+    outcome.sanitizer = sanitizer->report();
+    fold_in(*outcome.sanitizer, sanitizer->tool(), outcome.result);
+  }
   if (session.interrupted())
     outcome.exit_code = ExitCode::kInterrupted;
-  else if (outcome.result.verdict == "skipped")
+  else if (outcome.result.verdict == "skipped" || outcome.result.verdict == "unsupported")
     outcome.exit_code = ExitCode::kCannotRunHere;
   else
     outcome.exit_code = outcome.result.failures > 0 ? ExitCode::kFailuresLocalized : ExitCode::kGood;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bisect/sanitize.h"
 #include "bisect/session.h"
 #include "grid/experiment.h"
 #include "grid/resolve.h"
@@ -29,6 +30,7 @@ struct BisectOptions {
   std::string device = "auto";  // where workers run kernels: auto, cpu, cuda, cuda:N
   bool quiet = false;
   std::vector<std::string> arguments;  // argv, for the record
+  std::string sanitize;                // replay: the tool of compute-sanitizer to run under; empty: none
 };
 
 struct BisectOutcome {
@@ -55,6 +57,7 @@ Result<PreparedExperiment> prepare_experiment(const BisectOptions& options);
 // `faultline replay`: one configuration, once per repeat, in worker processes. Case files are experiments of one row.
 struct ReplayOutcome {
   ConfigurationResult result;
+  std::optional<SanitizerReport> sanitizer;  // with `sanitize`
   ExitCode exit_code = ExitCode::kGood;
 };
 // `id`: the row to take when the file holds more than one ("c017", "c017+late_tile"); empty: there must be one.

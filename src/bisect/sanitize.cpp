@@ -1,9 +1,12 @@
 #include "bisect/sanitize.h"
 
 #include <algorithm>
-#include <charconv>
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
+#include <utility>
 
+#include "base/file.h"
 #include "base/text.h"
 #include "bisect/core_dump.h"
 #include "bisect/core_dump_report.h"
@@ -74,7 +77,7 @@ void take_place(std::string_view text, SanitizerError& out) {
     }
   }
   if (const size_t offset = name.rfind("+0x"); offset != std::string_view::npos) name = name.substr(0, offset);
-  out.kernel = printable(trimmed(name));
+  out.kernel = printable(plain_kernel_name(name));
   if (const size_t colon = file.rfind(':'); colon != std::string_view::npos) {
     out.line = leading_number(file.substr(colon + 1));
     if (out.line != 0) out.source = printable(project_path(file.substr(0, colon)));
@@ -96,16 +99,31 @@ void take_summary(std::string_view text, SanitizerReport& report) {
 }
 
 void take_detail(std::string_view text, SanitizerError& error) {
+  constexpr std::string_view kFrame = "Device Frame: ";
   if (text.starts_with("at ") && error.kernel.empty()) {
     take_place(text.substr(3), error);
+  } else if (text.starts_with(kFrame)) {
+    // The callers of inlined code, the kernel last.
+    SanitizerError caller;
+    take_place(text.substr(kFrame.size()), caller);
+    if (!caller.kernel.empty()) error.kernel = caller.kernel;
+    if (error.line == 0) {
+      error.source = caller.source;
+      error.line = caller.line;
+    }
+  } else if (const size_t at = text.find(" at "); error.kernel.empty() && at != std::string_view::npos &&
+                                                  (text.starts_with("Write ") || text.starts_with("Read "))) {
+    // A hazard: "Write Thread (31,0,0) at NAME+0x… in FILE:LINE", its two sides.
+    take_place(text.substr(at + 4), error);
+    error.thread = triple_after(text, "Thread");
   } else if (text.starts_with("by thread")) {
     error.thread = triple_after(text, "thread");
     error.block = triple_after(text, "block");
   } else if (text.starts_with("Access ") || text.starts_with("Address ")) {
     if (error.address.empty()) error.address = address_in(text);
     error.detail = printable(text);
-  } else if (text.starts_with("and ") && !error.detail.empty()) {
-    error.detail += " " + printable(text);
+  } else if (text.starts_with("and ")) {
+    error.detail += (error.detail.empty() ? "" : " ") + printable(text);
   }
 }
 
@@ -134,6 +152,13 @@ SanitizerReport parse_sanitizer_log(std::string_view log) {
     error.what = printable(text);
     if (const size_t size = text.find("of size "); size != std::string_view::npos)
       error.size = leading_number(text.substr(size + 8));
+    // "Error: Race reported between Write access at NAME+0x… in FILE:LINE"
+    constexpr std::string_view kRace = " access at ";
+    if (const size_t at = text.find(kRace); at != std::string_view::npos) {
+      take_place(text.substr(at + kRace.size()), error);
+      error.what = printable(text.substr(0, at + kRace.size() - 4));
+    }
+    error.block = triple_after(text, "in block");
   }
   return report;
 }
@@ -143,21 +168,74 @@ const std::vector<std::string>& sanitizer_tools() {
   return kTools;
 }
 
-Result<std::vector<std::string>> sanitizer_command(const std::string& tool, const std::string& log) {
+Status check_sanitizer_tool(const std::string& tool) {
   const std::vector<std::string>& tools = sanitizer_tools();
-  if (std::find(tools.begin(), tools.end(), tool) == tools.end())
-    return bad_input("--sanitize: there is no tool '{}'{}", quotable(tool), suggestion(tool, tools));
+  if (std::find(tools.begin(), tools.end(), tool) != tools.end()) return {};
+  return bad_input("--sanitize: there is no tool '{}'{}; there are {}", quotable(tool), suggestion(tool, tools),
+                   fmt::join(tools, ", "));
+}
+
+Result<SanitizerRun> SanitizerRun::prepare(const std::string& tool, bool cuda) {
+  FAULTLINE_TRY_STATUS(check_sanitizer_tool(tool));
   const std::string program = find_tool("compute-sanitizer", "COMPUTE_SANITIZER");
   if (program.empty())
     return cannot_run(
         "compute-sanitizer was not found (PATH, $COMPUTE_SANITIZER): it comes with the CUDA toolkit; or replay without "
         "--sanitize");
+  if (!cuda)
+    return cannot_run(
+        "--sanitize {}: compute-sanitizer checks the kernels of a GPU, and this replay is on the CPU; it "
+        "needs --device cuda",
+        tool);
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return internal_error("/proc/self/exe cannot be read: {}", error.message());
+  std::string folder = (std::filesystem::temp_directory_path(error) / "faultline-XXXXXX").string();
+  if (error || ::mkdtemp(folder.data()) == nullptr) return internal_error("no folder can be made for temporary files");
+  SanitizerRun run;
+  run.tool_ = tool;
+  run.folder_ = std::move(folder);
   // Errors of calls are the engine's own business: it asks for things that may be refused.
-  return std::vector<std::string>{program, "--tool",     tool, "--log-file", log, "--report-api-errors",
-                                  "no",    self.string()};
+  run.command_ = {program, "--tool",     tool, "--log-file", run.folder_ + "/log", "--report-api-errors",
+                  "no",    self.string()};
+  return run;
+}
+
+SanitizerRun::SanitizerRun(SanitizerRun&& other) noexcept
+    : tool_(std::move(other.tool_)), folder_(std::exchange(other.folder_, {})), command_(std::move(other.command_)) {}
+
+SanitizerRun::~SanitizerRun() {
+  std::error_code error;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, error);
+}
+
+SanitizerReport SanitizerRun::report() const {
+  const auto log = read_file(folder_ + "/log");
+  return log ? parse_sanitizer_log(*log) : SanitizerReport{};
+}
+
+std::string verdict_with_sanitizer(const std::string& verdict, const std::string& tool, const SanitizerReport& report) {
+  if (!report.first) return verdict;
+  const bool vague = verdict == "pass" || verdict == "launch-failure" || verdict == "abort" || verdict == "crash";
+  if (!vague) return verdict;
+  const std::string& what = report.first->what;
+  if (tool == "memcheck") {
+    if (what.find("assert") != std::string::npos) return "device-assert";
+    if (what.find("trap") != std::string::npos) return "launch-failure";
+    return "illegal-access";
+  }
+  if (tool == "initcheck" && verdict == "pass") return "unwritten";
+  return verdict;
+}
+
+nlohmann::json to_json(const std::string& tool, const SanitizerReport& report) {
+  nlohmann::json json = {{"tool", tool}, {"errors", report.errors}, {"complete", report.complete}};
+  if (!report.first) return json;
+  const SanitizerError& error = *report.first;
+  json["first"] = {{"what", error.what},       {"kernel", error.kernel}, {"source", error.source},
+                   {"line", error.line},       {"thread", error.thread}, {"block", error.block},
+                   {"address", error.address}, {"size", error.size},     {"detail", error.detail}};
+  return json;
 }
 
 std::string sanitizer_sentence(const std::string& tool, const SanitizerReport& report) {

@@ -142,7 +142,13 @@ void conclude(ScreenRow& row, const Experiment& experiment) {
     out.reason = row.results.front().message;
     return;
   }
-  if (worst == nullptr) {
+  const auto unsupported = std::find_if(row.results.begin(), row.results.end(),
+                                        [](const TaskResult& result) { return result.verdict == "unsupported"; });
+  if (worst == nullptr && unsupported != row.results.end()) {
+    out.verdict = unsupported->verdict;
+    out.reason = unsupported->message;
+    out.first_violation = unsupported->violation;
+  } else if (worst == nullptr) {
     out.verdict = "pass";
   } else if (worst->failed()) {
     out.verdict = worst->verdict;

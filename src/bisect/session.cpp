@@ -13,9 +13,11 @@ namespace {
 // On a GPU a kernel runs after its launch has returned: what broke a whole pass is only known to be one of its ops. A
 // second run that waits after each op names it.
 bool needs_locating(const WorkerTask& task, const TaskResult& result) {
-  if (task.device == "cpu" || task.options.serialize_all || task.options.op_by_op || !result.error.empty()) return false;
-  return result.verdict == "device-assert" || result.verdict == "illegal-access" || result.verdict == "launch-failure" ||
-         result.verdict == "hang" || result.verdict == "crash" || result.verdict == "abort";
+  if (task.device == "cpu" || task.options.serialize_all || task.options.op_by_op || !result.error.empty())
+    return false;
+  return result.verdict == "device-assert" || result.verdict == "illegal-access" ||
+         result.verdict == "launch-failure" || result.verdict == "hang" || result.verdict == "crash" ||
+         result.verdict == "abort";
 }
 
 WorkerTask locating(const WorkerTask& task) {
@@ -28,16 +30,19 @@ WorkerTask locating(const WorkerTask& task) {
 // What the second run adds to the first.
 void adopt_place(TaskResult& result, TaskResult located) {
   if (located.verdict == result.verdict && located.violation) {
+    std::optional<CoreDump> core = result.violation ? std::move(result.violation->core) : std::nullopt;
     result.violation = std::move(located.violation);
+    result.violation->core = std::move(core);
     result.probe = located.probe;
     result.edges = std::move(located.edges);
     result.edge_kernels = std::move(located.edge_kernels);
     result.message += "; the op was named by a second run that waits after each one";
     return;
   }
-  result.message += located.verdict == "pass"
-                        ? "; it does not show when every op is waited for, so that the op named is the last one launched"
-                        : fmt::format("; a second run that waits after each op ended as '{}'", located.verdict);
+  result.message +=
+      located.verdict == "pass"
+          ? "; it does not show when every op is waited for, so that the op named is the last one launched"
+          : fmt::format("; a second run that waits after each op ended as '{}'", located.verdict);
 }
 
 }  // namespace
@@ -91,7 +96,8 @@ Session::Session(const Checkpoint* checkpoint, SessionOptions options, Journal* 
       options_(options),
       journal_(journal),
       known_(std::move(known)),
-      start_(monotonic_seconds()) {
+      start_(monotonic_seconds()),
+      cores_(options_.run_directory) {
   // Read by OpenBLAS when a worker starts. Workers fill the cores by their number; threads of each would cost memory
   // and time to start, make sums depend on the machine, and keep a worker that is short of memory from ending.
   constexpr int kKeepTheUsers = 0;
@@ -112,7 +118,7 @@ Result<TaskResult> Session::run_one(const WorkerTask& task, const std::string& l
   return std::move(results.front());
 }
 
-Task Session::pool_task(const WorkerTask& task) const {
+Task Session::pool_task(const WorkerTask& task) {
   Task work;
   work.id = task.key();
   work.payload = worker_payload(task, *checkpoint_, device_weights_ ? &*device_weights_ : nullptr);
@@ -120,6 +126,11 @@ Task Session::pool_task(const WorkerTask& task) const {
   for (const int fd : checkpoint_->descriptors()) pass(fd);
   if (device_weights_)
     for (const UniqueFd& fd : device_weights_->slabs) pass(fd.get());
+  // With dumps a fault ends the process within milliseconds, but the wait for its kernel may come back first. So runs
+  // that must name the very op go without, and get the error from the wait itself.
+  const bool waits = task.options.serialize_all || task.options.op_by_op;
+  if (options_.device != "cpu" && options_.wrapper.empty() && !waits)
+    work.core_prefix = cores_.prefix(fmt::format("{}-{}", task.id, task.purpose));
   return work;
 }
 
@@ -144,6 +155,18 @@ Status Session::note_intact(const std::string& key, nlohmann::json event) {
   return journal_->append(event, Durability::kLater);
 }
 
+Status Session::settle(const std::string& key, TaskResult result) {
+  FAULTLINE_TRY_STATUS(take_read_cores(false));
+  if (core_file_of(result).empty()) return take(key, std::move(result));
+  cores_.add(key, std::move(result));
+  return {};
+}
+
+Status Session::take_read_cores(bool all) {
+  for (CoreReader::Item& item : cores_.take(all)) FAULTLINE_TRY_STATUS(take(item.key, std::move(item.result)));
+  return {};
+}
+
 Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& asked, const std::string& label) {
   std::vector<WorkerTask> tasks = asked;
   for (WorkerTask& task : tasks) task.device = options_.device;
@@ -151,13 +174,18 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
   pool_options.jobs = options_.jobs;
   pool_options.phase_timeout_s = options_.timeout_s;
   pool_options.memory_limit = options_.memory_limit;
+  if (!options_.wrapper.empty()) {
+    pool_options.program = options_.wrapper.front();
+    pool_options.worker_argv = options_.wrapper;
+    pool_options.worker_argv.push_back("worker");
+  }
   WorkerPool pool(pool_options);
   std::map<std::string, const WorkerTask*> waiting;
   std::map<std::string, TaskResult> to_locate;  // by the key of the second run
   std::map<std::string, std::string> located_for;
   total_ = std::max(total_, done_ + static_cast<int>(tasks.size()));
-  const bool anything_new = std::any_of(tasks.begin(), tasks.end(),
-                                        [this](const WorkerTask& task) { return known_.count(task.key()) == 0; });
+  const bool anything_new =
+      std::any_of(tasks.begin(), tasks.end(), [this](const WorkerTask& task) { return known_.count(task.key()) == 0; });
   if (checkpoint_ != nullptr && anything_new && !interrupted_ && !out_of_time_)
     FAULTLINE_TRY_STATUS(obtain_device_weights());
   for (const WorkerTask& task : tasks) {
@@ -185,14 +213,14 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
     callbacks.on_done = [&](const Task& task, const Death& death) -> Status {
       const auto it = arrived.find(task.id);
       if (!death.ended_well()) last_death_ = task.id;
-      TaskResult result =
-          death.ended_well() && it != arrived.end() ? std::move(it->second) : result_of_death(death);
+      TaskResult result = death.ended_well() && it != arrived.end() ? std::move(it->second) : result_of_death(death);
+      note_core_dump(result, death.facts);
       if (const auto first = to_locate.find(task.id); first != to_locate.end()) {
         adopt_place(first->second, std::move(result));
-        return take(located_for[task.id], std::move(first->second));
+        return settle(located_for[task.id], std::move(first->second));
       }
       const WorkerTask& done = *waiting.at(task.id);
-      if (!needs_locating(done, result)) return take(task.id, std::move(result));
+      if (!options_.wrapper.empty() || !needs_locating(done, result)) return settle(task.id, std::move(result));
       Task again = pool_task(locating(done));
       located_for[again.id] = task.id;
       to_locate[again.id] = std::move(result);
@@ -213,6 +241,7 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
     };
     FAULTLINE_TRY(const PoolEnd end, pool.run(callbacks));
     if (end == PoolEnd::kInterrupted) interrupted_ = true;
+    if (!interrupted_) FAULTLINE_TRY_STATUS(take_read_cores(true));
   }
 
   std::vector<TaskResult> results;

@@ -10,6 +10,7 @@
 
 #include "base/status_line.h"
 #include "bisect/held_weights.h"
+#include "bisect/core_reader.h"
 #include "bisect/journal.h"
 #include "bisect/pool.h"
 #include "bisect/task.h"
@@ -24,6 +25,10 @@ struct SessionOptions {
   uint64_t memory_limit = 0;
   bool quiet = false;  // no status line
   std::string device = "cpu";  // where workers run kernels
+  // Where cores/ is made for the core dumps of a GPU; empty: they are read and not kept.
+  std::string run_directory;
+  // What stands before a worker's own command line: a tool that runs it, with its options. Empty: nothing.
+  std::vector<std::string> wrapper;
 };
 
 // A result from what is known of a worker that ended without one.
@@ -48,7 +53,10 @@ class Session {
 
  private:
   Status take(const std::string& key, TaskResult result);
-  Task pool_task(const WorkerTask& task) const;
+  Task pool_task(const WorkerTask& task);
+  // Takes a result at once, or when its core dump has been read.
+  Status settle(const std::string& key, TaskResult result);
+  Status take_read_cores(bool all);
   Status obtain_device_weights();
   Status note_intact(const std::string& key, nlohmann::json event);
 
@@ -60,6 +68,7 @@ class Session {
   double start_;
   std::optional<RunWeights> device_weights_;  // of a GPU, once something is to be run there
   std::string last_death_;                    // the key of the task whose worker died last
+  CoreReader cores_;
   int done_ = 0;
   int total_ = 0;
   int failing_ = 0;

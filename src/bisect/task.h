@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "report/findings.h"
+#include "report/verdict.h"
 
 namespace faultline {
 
@@ -86,7 +87,7 @@ struct TaskResult {
   bool bad_input = false;
   double seconds = 0;
 
-  bool failed() const { return verdict != "pass" && verdict != "skipped" && !verdict.empty(); }
+  bool failed() const { return !verdict.empty() && verdict_is_failure(verdict); }
 };
 
 nlohmann::json to_json(const TaskResult& result);

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "bisect/capsule.h"
 #include "bisect/capsule_run.h"
+#include "bisect/core_dump.h"
 #include "bisect/engine_config.h"
 #include "bisect/plant.h"
 #include "bisect/probes.h"
@@ -419,6 +420,7 @@ Result<TaskResult> work_of(WorkerChannel& channel) {
 
 Status worker_body(WorkerChannel& channel) {
   FAULTLINE_TRY(const TaskResult result, work_of(channel));
+  await_late_faults();
   channel.progress().phase(WorkerPhase::kFinish);
   return channel.send({{"event", "result"}, {"result", to_json(result)}});
 }

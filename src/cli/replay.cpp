@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/file.h"
 #include "bisect/capsule_run.h"
 #include "bisect/driver.h"
+#include "bisect/sanitize.h"
 #include "cli/failure.h"
 #include "cli/run_options.h"
 
@@ -51,10 +53,33 @@ int run_one_capsule(const BisectOptions& options, bool with_plant) {
   return static_cast<int>(outcome->exit_code);
 }
 
-int run(const BisectOptions& options, const std::string& id) {
+nlohmann::json replay_json(const ReplayOutcome& outcome, const std::string& tool) {
+  const ConfigurationResult& result = outcome.result;
+  nlohmann::json json = {{"id", result.id},
+                         {"verdict", result.verdict},
+                         {"reason", result.reason},
+                         {"notes", result.notes},
+                         {"repeats", result.repeats},
+                         {"failures", result.failures},
+                         {"resolved", result.resolved},
+                         {"first_violation", nullptr}};
+  if (result.first_violation) json["first_violation"] = to_json(*result.first_violation);
+  if (outcome.sanitizer) json["sanitizer"] = to_json(tool, *outcome.sanitizer);
+  return json;
+}
+
+int run(const BisectOptions& options, const std::string& id, const std::string& json) {
   const auto outcome = run_replay(options, id);
   if (!outcome) return fail_replay(outcome.error());
   const ConfigurationResult& result = outcome->result;
+  if (json == "-") {
+    fmt::print("{}\n", replay_json(*outcome, options.sanitize).dump(2));
+    return static_cast<int>(outcome->exit_code);
+  }
+  if (!json.empty()) {
+    const auto written = write_file(json, replay_json(*outcome, options.sanitize).dump(2) + "\n");
+    if (!written) return fail(written.error());
+  }
   fmt::print("{}: {}\n", result.id, result.verdict);
   if (!result.reason.empty()) fmt::print("  {}\n", result.reason);
   if (result.first_violation) {
@@ -62,6 +87,7 @@ int run(const BisectOptions& options, const std::string& id) {
     fmt::print("  first in {} ({}), {} step {}: {} {} = {}\n", v.op, v.kernel, v.phase, v.step, v.kind, v.tensor,
                v.value);
   }
+  if (outcome->sanitizer) fmt::print("  {}\n", sanitizer_sentence(options.sanitize, *outcome->sanitizer));
   if (result.repeats > 1) fmt::print("  failed in {} of {} runs\n", result.failures, result.repeats);
   return static_cast<int>(outcome->exit_code);
 }
@@ -83,9 +109,20 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   command->add_option("--id", *id, "configuration of the run: c017, or c017+late_tile");
   auto no_plant = std::make_shared<bool>(false);
   command->add_flag("--no-plant", *no_plant, "of a capsule: without the fault that was planted when it was written");
+  command->add_option("--sanitize", options->sanitize,
+                      "of a case, on a GPU: run it under compute-sanitizer (memcheck, racecheck, initcheck, synccheck) "
+                      "and add its first error to what is found");
+  auto json = std::make_shared<std::string>();
+  command->add_option("--json", *json, "of a case: what came of it as JSON to this file ('-': stdout)");
   add_run_options(*command, *options);
-  command->callback([options, id, no_plant, &exit_code] {
+  command->callback([options, id, no_plant, json, &exit_code] {
     if (is_capsule(options->experiment)) {
+      if (!options->sanitize.empty() || !json->empty()) {
+        exit_code = fail(Error{ErrorKind::kBadInput,
+                               "--sanitize and --json are for cases (RUN/cases/…yaml, or a run with --id), not for "
+                               "capsules"});
+        return;
+      }
       exit_code = run_one_capsule(*options, !*no_plant);
       return;
     }
@@ -102,7 +139,7 @@ void add_replay_command(CLI::App& app, int& exit_code) {
       }
       options->experiment += "/experiment.yaml";
     }
-    exit_code = run(*options, *id);
+    exit_code = run(*options, *id, *json);
   });
 }
 
