@@ -21,7 +21,8 @@
 namespace faultline {
 namespace {
 
-constexpr uint64_t kChunkBytes = uint64_t{8} << 20;  // of staging memory: 0.15 ms on its way to a GPU
+constexpr uint64_t kChunkBytes = uint64_t{4} << 20;    // of staging memory: 0.08 ms on its way to a GPU
+constexpr uint64_t kPieceBytes = uint64_t{256} << 10;  // read, then summed while it is in the core's cache
 constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 // Of a worker: its context, its caches and activations. What the weights leave free must be more.
 constexpr uint64_t kWorkerReserve = uint64_t{1} << 30;
@@ -131,7 +132,20 @@ class SlabLoader {
   Status one_chunk(SlabWriter::Lane& lane, uint64_t begin) {
     const uint64_t bytes = std::min(kChunkBytes, placement_.bytes - begin);
     FAULTLINE_TRY(std::byte * staging, lane.staging());
-    // The last tensor that starts at or before the chunk.
+    for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
+      const uint64_t piece = std::min(kPieceBytes, bytes - at);
+      FAULTLINE_TRY_STATUS(fill(begin + at, piece, staging + at));
+      sum_.fetch_add(checksum_of_words(reinterpret_cast<const uint64_t*>(staging + at), piece / kChecksumWordBytes,
+                                       (begin + at) / kChecksumWordBytes));
+    }
+    FAULTLINE_TRY_STATUS(lane.send(begin, bytes));
+    done_.fetch_add(bytes);
+    return {};
+  }
+
+  // The image of [begin, begin + bytes) of the slabs: tensors, and zeros between them.
+  Status fill(uint64_t begin, uint64_t bytes, std::byte* into) {
+    // The last tensor that starts at or before it.
     auto tensor = static_cast<size_t>(std::upper_bound(placement_.offsets.begin(), placement_.offsets.end(), begin) -
                                       placement_.offsets.begin() - 1);
     for (; tensor < tensors_.size() && placement_.offsets[tensor] < begin + bytes; ++tensor) {
@@ -140,14 +154,10 @@ class SlabLoader {
       const uint64_t next = tensor + 1 < tensors_.size() ? placement_.offsets[tensor + 1] : placement_.bytes;
       const uint64_t from = std::max(begin, offset);
       const uint64_t data_end = std::clamp(offset + size, from, begin + bytes);
-      FAULTLINE_TRY_STATUS(read(tensor, from - offset, data_end - from, staging + (from - begin)));
+      FAULTLINE_TRY_STATUS(read(tensor, from - offset, data_end - from, into + (from - begin)));
       const uint64_t end = std::min(next, begin + bytes);
-      std::memset(staging + (data_end - begin), 0, end - data_end);
+      std::memset(into + (data_end - begin), 0, end - data_end);
     }
-    sum_.fetch_add(checksum_of_words(reinterpret_cast<const uint64_t*>(staging), bytes / kChecksumWordBytes,
-                                     begin / kChecksumWordBytes));
-    FAULTLINE_TRY_STATUS(lane.send(begin, bytes));
-    done_.fetch_add(bytes);
     return {};
   }
 
