@@ -281,10 +281,10 @@ class Bench {
   double bandwidth_ = 1;
 };
 
-void run() {
+void run(const std::vector<int64_t>& counts) {
   Bench bench;
   bench.copy_bandwidth();
-  for (const int64_t tokens : {int64_t{1}, int64_t{16}, kPrefill}) {
+  for (const int64_t tokens : counts) {
     bench.linear("q_a_proj bf16", Kind::kBf16, tokens, {kQLora}, kHidden);
     bench.linear("kv_a_proj bf16", Kind::kBf16, tokens, {kLatent + kRope}, kHidden);
     bench.linear("q_b_proj bf16", Kind::kBf16, tokens, {kHeads * (kNope + kRope)}, kQLora);
@@ -312,7 +312,11 @@ void run() {
 }  // namespace
 }  // namespace faultline
 
-int main() {
-  faultline::run();
+// Arguments: numbers of tokens; by default those of decode and prefill.
+int main(int argc, char** argv) {
+  std::vector<int64_t> counts;
+  for (int i = 1; i < argc; ++i) counts.push_back(std::atoll(argv[i]));
+  if (counts.empty()) counts = {1, 16, faultline::kPrefill};
+  faultline::run(counts);
   return 0;
 }

@@ -104,7 +104,10 @@ ProductBody product_body(const Product& p) {
   const bool decoded = p.type == WeightType::kBf16 || p.type == WeightType::kFp8 || p.type == WeightType::kFp4;
   if (p.x_type == ActivationType::kF32 || !decoded || !p.aligned) return ProductBody::kPlain;
   const bool few = p.rows <= (p.groups > 0 ? products::kSkinnyExpertRows * p.groups : products::kSkinnyMost);
-  if (p.weight_kn) return few && p.type == WeightType::kBf16 ? ProductBody::kHeads : ProductBody::kPlain;
+  if (p.weight_kn) {
+    const bool heads = few && p.type == WeightType::kBf16 && p.columns <= products::kMostHeadRows;
+    return heads ? ProductBody::kHeads : ProductBody::kPlain;
+  }
   if (!few) return ProductBody::kTiles;
   const bool wide = *std::min_element(p.part_rows, p.part_rows + p.parts) >= products::kWarpRows;
   return wide ? ProductBody::kSkinny : ProductBody::kPlain;

@@ -38,6 +38,21 @@ __device__ inline uint4 load_once(const void* pointer) {
   return v;
 }
 
+__device__ inline uint4 shared_vector(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ inline uint32_t shared_half(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
+
 __device__ inline void mma(float (&c)[4], const uint32_t a0, const uint32_t a1, const uint32_t a2, const uint32_t a3,
                            const uint32_t b0, const uint32_t b1) {
   asm volatile(
@@ -74,14 +89,19 @@ __device__ inline void fp4_scale_pairs(uint32_t two, uint32_t& first, uint32_t& 
   second = pair_of(s.y * kScaleUp, s.y * kScaleUp);
 }
 
-// Eight codes times their scale: pairs of columns (0,4) (1,5) (2,6) (3,7).
+// Eight codes times their scale: pairs of columns (0,4) (1,5) (2,6) (3,7). One multiplication copies a code to both
+// places, its sign to bit 15 and its magnitude to bits 8..6 of a half (12 and 6 up from bits 3..0), the rest is masked.
 __device__ inline void decode_fp4(uint32_t w, uint32_t scale, uint32_t (&out)[4]) {
-  constexpr uint32_t kSign = 0x80008000u;
-  constexpr uint32_t kMagnitude = 0x01C001C0u;
-  out[0] = multiply_pairs(((w << 12) & kSign) | ((w << 6) & kMagnitude), scale);
-  out[1] = multiply_pairs(((w << 8) & kSign) | ((w << 2) & kMagnitude), scale);
-  out[2] = multiply_pairs(((w << 4) & kSign) | ((w >> 2) & kMagnitude), scale);
-  out[3] = multiply_pairs((w & kSign) | ((w >> 6) & kMagnitude), scale);
+  constexpr uint32_t kLow = 0x000F000Fu;
+  constexpr uint32_t kHigh = 0x00F000F0u;
+  constexpr uint32_t kLowPlaces = (1u << 12) | (1u << 6);
+  constexpr uint32_t kHighPlaces = kLowPlaces >> 4;
+  constexpr uint32_t kKept = 0x81C081C0u;
+  const uint32_t upper = w >> 8;
+  out[0] = multiply_pairs((w & kLow) * kLowPlaces & kKept, scale);
+  out[1] = multiply_pairs((w & kHigh) * kHighPlaces & kKept, scale);
+  out[2] = multiply_pairs((upper & kLow) * kLowPlaces & kKept, scale);
+  out[3] = multiply_pairs((upper & kHigh) * kHighPlaces & kKept, scale);
 }
 
 // x in the order of decode_fp4's pairs.
@@ -116,6 +136,10 @@ struct Piece<WeightType::kFp4> {
     codes = inside ? load_once(values + column / 2) : make_uint4(0, 0, 0, 0);
     scales = inside ? __ldg(reinterpret_cast<const uint16_t*>(scales_at + column / kFp4Block)) : 0;
   }
+  __device__ void load_shared(uint32_t at, uint32_t scales_at) {
+    codes = shared_vector(at);
+    scales = shared_half(scales_at);
+  }
   template <int kAt>
   __device__ void decode(uint32_t (&out)[4]) const {
     uint32_t first, second;
@@ -134,6 +158,7 @@ struct Piece<WeightType::kFp8> {
   __device__ void load(const uint8_t* values, const uint8_t*, int column, bool inside) {
     codes = inside ? load_once(values + column) : make_uint4(0, 0, 0, 0);
   }
+  __device__ void load_shared(uint32_t at, uint32_t) { codes = shared_vector(at); }
   template <int kAt>
   __device__ void decode(uint32_t (&out)[4]) const {
     const uint32_t low = word<kAt * 2>(codes);
@@ -156,6 +181,7 @@ struct Piece<WeightType::kBf16> {
   __device__ void load(const uint8_t* values, const uint8_t*, int column, bool inside) {
     values_ = inside ? load_once(values + column * 2) : make_uint4(0, 0, 0, 0);
   }
+  __device__ void load_shared(uint32_t at, uint32_t) { values_ = shared_vector(at); }
   template <int kAt>
   __device__ void decode(uint32_t (&out)[4]) const {
     out[0] = values_.x;
@@ -250,5 +276,6 @@ constexpr int kSkinnyRows = 16;    // rows of x that a skinny block takes
 constexpr int kTileRows = 128;     // the same of the tiles body
 constexpr int kPromotedRows = 64;  // the same where sums are carried on in float
 constexpr int kPlainRows = 64;
+constexpr int64_t kMostHeadRows = 512;  // K of the heads body
 
 }  // namespace faultline::kernels::products

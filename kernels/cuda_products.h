@@ -53,6 +53,8 @@ struct Product {
   int64_t x_scales_stride = 0;
   // kFp4: one float each; the largest counts (NaN wins). Null: 1.
   const float* input_scales[kMostParts] = {};
+  const float* const* scale_list = nullptr;  // instead, for kSkinny: this many of them, in device memory
+  int32_t scale_count = 0;
 
   // The weights: `parts` matrices side by side, of part_rows rows each; for experts the same of each in `table`,
   // expert-major (device memory).

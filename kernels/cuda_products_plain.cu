@@ -102,51 +102,93 @@ __global__ void __launch_bounds__(kThreads) plain(const __grid_constant__ Produc
   }
 }
 
-constexpr int kHeadTokens = 4;
 constexpr int kHeadWarps = kThreads / kWarp;
-constexpr int kHeadColumns = kWarp * kGroup;
+constexpr int kHeadLanes = 16;                     // that share a row of w
+constexpr int kHeadColumns = kHeadLanes * kGroup;  // columns of out a block
+constexpr int kHeadRows = kThreads / kHeadLanes;   // rows of w a block takes at once
+constexpr int kHeadLoads = 12;                     // of a lane, under way together
 
+// `x_values`: kTokens floats for each of the K rows.
+template <int kTokens>
 __global__ void __launch_bounds__(kThreads) heads(const __grid_constant__ Product p) {
-  __shared__ float partial[kHeadWarps][kHeadTokens][kHeadColumns];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  extern __shared__ __align__(16) float x_values[];
+  __shared__ float partial[kHeadWarps][kTokens][kHeadColumns];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / kWarp;
   const auto head = static_cast<int64_t>(blockIdx.z);
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kHeadColumns + lane * kGroup;
-  const int64_t token = static_cast<int64_t>(blockIdx.y) * kHeadTokens;
+  const int first_column = static_cast<int>(blockIdx.x) * kHeadColumns;
+  const int column = first_column + thread % kHeadLanes * kGroup;
+  const int token = static_cast<int>(blockIdx.y) * kTokens;
+  const int row = thread / kHeadLanes;
+  const auto rows = static_cast<int>(p.columns);
+  const DeviceWeight& matrix = p.inline_weights[0];
+  const uint8_t* w = matrix.values + head * p.weight_batch + column * 2;
+  const bool inside = column < p.part_rows[0];
+  const auto load = [&](uint4(&to)[kHeadLoads], int from) {
+#pragma unroll
+    for (int i = 0; i < kHeadLoads; ++i) {
+      const int k = from + i * kHeadRows + row;
+      to[i] = inside && k < rows ? load_once(w + k * matrix.stride) : make_uint4(0, 0, 0, 0);
+    }
+  };
+  uint4 raw[kHeadLoads];
+  load(raw, 0);
   const auto* x = reinterpret_cast<const __nv_bfloat16*>(p.x + head * p.x_batch);
-  const uint8_t* w = p.inline_weights[0].values + head * p.weight_batch + column * 2;
-  float sum[kHeadTokens][kGroup] = {};
-  if (column < p.part_rows[0]) {
-#pragma unroll 4
-    for (int64_t k = warp; k < p.columns; k += kHeadWarps) {
-      const uint4 raw = load_once(w + k * p.inline_weights[0].stride);
-      const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+  for (int i = thread; i < rows * kTokens; i += kThreads) {
+    const int n = i / rows;
+    const int k = i % rows;
+    x_values[k * kTokens + n] = token + n < p.rows ? __bfloat162float(x[(token + n) * p.x_stride + k]) : 0.0f;
+  }
+  __syncthreads();
+  float sum[kTokens][kGroup] = {};
+  for (int from = 0; from < rows; from += kHeadLoads * kHeadRows) {
+    if (from > 0) load(raw, from);
 #pragma unroll
-      for (int n = 0; n < kHeadTokens; ++n) {
-        const int64_t row = min(token + n, p.rows - 1);
-        const float value = __bfloat162float(x[row * p.x_stride + k]);
+    for (int i = 0; i < kHeadLoads; ++i) {
+      const int k = min(from + i * kHeadRows + row, rows - 1);
+      const uint32_t words[] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
-        for (int i = 0; i < kGroup / 2; ++i) {
-          sum[n][2 * i] = fmaf(value, __uint_as_float(words[i] << 16), sum[n][2 * i]);
-          sum[n][2 * i + 1] = fmaf(value, __uint_as_float(words[i] & 0xFFFF0000u), sum[n][2 * i + 1]);
+      for (int n = 0; n < kTokens; ++n) {
+        const float value = x_values[k * kTokens + n];
+#pragma unroll
+        for (int j = 0; j < kGroup / 2; ++j) {
+          sum[n][2 * j] = fmaf(value, __uint_as_float(words[j] << 16), sum[n][2 * j]);
+          sum[n][2 * j + 1] = fmaf(value, __uint_as_float(words[j] & 0xFFFF0000u), sum[n][2 * j + 1]);
         }
       }
     }
   }
 #pragma unroll
-  for (int n = 0; n < kHeadTokens; ++n)
+  for (int n = 0; n < kTokens; ++n)
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) partial[warp][n][lane * kGroup + i] = sum[n][i];
+    for (int i = 0; i < kGroup; ++i) {
+      const float both = sum[n][i] + __shfl_xor_sync(0xFFFFFFFFu, sum[n][i], kHeadLanes);
+      if (thread % kWarp < kHeadLanes) partial[warp][n][thread % kHeadLanes * kGroup + i] = both;
+    }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kHeadTokens * kHeadColumns; i += kThreads) {
+  for (int i = thread; i < kTokens * kHeadColumns; i += kThreads) {
     const int n = i / kHeadColumns;
-    const int64_t to = static_cast<int64_t>(blockIdx.x) * kHeadColumns + i % kHeadColumns;
+    const int to = first_column + i % kHeadColumns;
     if (token + n >= p.rows || to >= p.part_rows[0]) continue;
     float value = 0;
     for (int s = 0; s < kHeadWarps; ++s) value += partial[s][n][i % kHeadColumns];
     store_out(p, head, token + n, to, value);
   }
 }
+
+template <int kTokens>
+void launch_tokens(const LaunchContext& context, const Product& p) {
+  const dim3 grid(static_cast<unsigned>((p.part_rows[0] + kHeadColumns - 1) / kHeadColumns),
+                  static_cast<unsigned>((p.rows + kTokens - 1) / kTokens), static_cast<unsigned>(p.batch));
+  const size_t shared = static_cast<size_t>(p.columns) * kTokens * sizeof(float);
+  heads<kTokens><<<grid, kThreads, shared, static_cast<cudaStream_t>(context.stream)>>>(p);
+  check_launch("product of heads", cudaPeekAtLastError());
+}
+
+constexpr int kFewTokens = 1;
+constexpr int kMoreTokens = 8;
+static_assert(kMostHeadRows * kMoreTokens * sizeof(float) + kHeadWarps * kMoreTokens * kHeadColumns * sizeof(float) <=
+              48 * 1024);
 
 }  // namespace
 
@@ -159,10 +201,10 @@ void launch_plain(const LaunchContext& context, const Product& p) {
 }
 
 void launch_heads(const LaunchContext& context, const Product& p) {
-  const dim3 grid(static_cast<unsigned>((p.part_rows[0] + kHeadColumns - 1) / kHeadColumns),
-                  static_cast<unsigned>((p.rows + kHeadTokens - 1) / kHeadTokens), static_cast<unsigned>(p.batch));
-  heads<<<grid, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(p);
-  check_launch("product of heads", cudaPeekAtLastError());
+  if (p.rows <= kFewTokens)
+    launch_tokens<kFewTokens>(context, p);
+  else
+    launch_tokens<kMoreTokens>(context, p);
 }
 
 }  // namespace faultline::kernels::products

@@ -1,9 +1,12 @@
 // Products of few rows of x (cuda_products.h, "skinny").
 //
-// Block: 8 warps, as `8 / k_warps` groups of 32 weight rows, each of k_warps warps that share the K range in steps; the
-// blocks of a cluster share it further. A warp's step is one or two pieces a lane and weight row (256 to 512 bytes of
-// each of its 32 rows by four lanes each), and the next step's weights are loaded before this one's are used. Sums of
-// the warps meet in shared memory, those of a cluster in its first block; both are added in a fixed order.
+// Block: 8 warps, as `8 / k_warps` groups of 32 weight rows, each of k_warps warps that share the K range in steps of
+// 512 to 1024 bits a weight row; the blocks of a cluster share it further. Weights pass through a ring in shared memory
+// that is a warp's own (cp.async), so that several steps are under way without a register held for them, and no warp
+// waits for another before the end. Sums of the warps meet in shared memory, those of a cluster in its first block;
+// both are added in a fixed order.
+//
+// A slot of the ring: pieces [u][block of 16 rows][upper, lower 8][lane], then for NVFP4 8 scales a row.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -23,14 +26,22 @@ struct SkinnyShape {
   int32_t clusters;  // blocks that share it
 };
 
-// Steps are cut so that a warp has 2 KB of weights (4 KB where a byte is worth less work) in flight.
+// What a warp has under way, and how many blocks share a multiprocessor: by registers and shared memory (100 KB a
+// multiprocessor of sm_120 hold one).
 template <WeightType kType>
-constexpr int kPieces = kType == WeightType::kFp4 ? 1 : 2;
-
-template <WeightType kType>
-struct Step {
-  Piece<kType> piece[kPieces<kType>][kRowBlocks][2];
+struct Ring {
+  static constexpr bool kScaled = kType == WeightType::kFp4;
+  static constexpr int kPieces = kScaled ? 1 : 2;
+  static constexpr int kSlots = kScaled ? 4 : 3;
+  static constexpr int kStepColumns = kPieces * 4 * Piece<kType>::kColumns;
+  static constexpr int kPieceBytesOfWarp = kWarp * kPieceBytes;
+  static constexpr int kScalesAt = kPieces * kRowBlocks * 2 * kPieceBytesOfWarp;
+  static constexpr int kScaleBytes = kStepColumns / static_cast<int>(kFp4Block);  // of a row and step
+  static constexpr int kSlotBytes = kScalesAt + (kScaled ? kWarpRows * kScaleBytes : 0);
+  static constexpr int kBytes = kSlots * kSlotBytes;
 };
+template <WeightType kType, int kTokenBlocks>
+constexpr int kBlocksAtOnce = kType == WeightType::kFp4&& kTokenBlocks == 1 ? 3 : 2;
 
 // x of one lane and piece: either bf16 values or codes with their scales.
 template <WeightType kType, bool kCodes>
@@ -101,6 +112,16 @@ __device__ PlanItem item_of_block(const Product& p) {
   return p.plan[at];
 }
 
+// Copies 16 bytes, zeros where they lie past the row.
+__device__ void copy_piece(uint32_t shared, const uint8_t* global, bool inside) {
+  const int bytes = inside ? kPieceBytes : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
+}
+__device__ void copy_scales(uint32_t shared, const uint8_t* global) {
+  static_assert(Ring<WeightType::kFp4>::kScaleBytes == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global));
+}
+
 template <WeightType kType, bool kCodes, int kTokenBlocks, int kAt>
 __device__ void multiply_group(const Piece<kType> (&w)[kRowBlocks][2],
                                const Activation<kType, kCodes> (&x)[kTokenBlocks],
@@ -133,14 +154,23 @@ __device__ void multiply_piece(const Piece<kType> (&w)[kRowBlocks][2],
   }
 }
 
+__device__ float larger(float a, float b) {
+  return b > a || b != b ? b : a;
+}
+
 template <WeightType kType, bool kCodes, int kTokenBlocks>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
     skinny(const __grid_constant__ Product p, const __grid_constant__ SkinnyShape shape) {
+  using R = Ring<kType>;
   constexpr int kColumns = Piece<kType>::kColumns;
-  constexpr int kStepColumns = kPieces<kType> * 4 * kColumns;
   constexpr int kTokens = kTokenBlocks * kTokenGroup;
-  __shared__ float partial[kWarps][kTokens][kPadded];
-  __shared__ float total[kWarpRows * kTokens];  // of this block, for the first one of its cluster
+  using Partial = float[kTokens][kPadded];
+  static_assert(kWarps * sizeof(Partial) <= kWarps * R::kBytes);
+  extern __shared__ __align__(16) uint8_t memory[];
+  auto* partial = reinterpret_cast<Partial*>(memory);  // in place of the rings, once they are read
+  __shared__ float total[kWarpRows * kTokens];         // of this block, for the first one of its cluster
+  __shared__ int32_t out_rows[kTokens];
+  __shared__ float input_scales[kWarps];
 
   const PlanItem item = item_of_block<kTokens>(p);
   if (item.count <= 0) return;  // the whole cluster
@@ -157,8 +187,45 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int row_group = warp / shape.k_warps;
   // The last rows of a matrix are done twice rather than tested for: all of a warp's rows exist.
   const int first_row = min(w.first + row_group * kWarpRows, w.rows - kWarpRows);
-  const uint8_t* const rows = w.weight.values + (first_row + g) * w.weight.stride;
-  const uint8_t* const scale_rows = w.weight.scales + (first_row + g) * w.weight.scale_stride;
+  const uint8_t* const rows = w.weight.values + (first_row + g) * w.weight.stride + t * kPieceBytes;
+  const uint8_t* const scale_rows = w.weight.scales + (first_row + lane) * w.weight.scale_stride;
+
+  const auto columns = static_cast<int>(p.columns);
+  const int steps = (columns + R::kStepColumns - 1) / R::kStepColumns;
+  const int stride = shape.k_warps * shape.clusters;
+  const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + warp * R::kBytes;
+  const auto fetch = [&](int step, int slot) {
+    if (step < steps) {
+      const uint32_t to = ring + slot * R::kSlotBytes;
+#pragma unroll
+      for (int u = 0; u < R::kPieces; ++u) {
+        const bool inside = step * R::kStepColumns + (u * 4 + t) * kColumns < columns;
+        const uint8_t* from = rows + (step * R::kPieces + u) * static_cast<int64_t>(kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kRowBlocks * 2; ++i)
+          copy_piece(to + (u * kRowBlocks * 2 + i) * R::kPieceBytesOfWarp + lane * kPieceBytes,
+                     from + i * 8 * w.weight.stride, inside);
+      }
+      if constexpr (R::kScaled)
+        copy_scales(to + R::kScalesAt + lane * R::kScaleBytes,
+                    scale_rows + step * static_cast<int64_t>(R::kScaleBytes));
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  int step = rank * shape.k_warps + warp % shape.k_warps;
+#pragma unroll
+  for (int i = 0; i < R::kSlots - 1; ++i) fetch(step + i * stride, i);
+
+  // What the end needs is asked for now.
+  float input_scale = -INFINITY;
+  if (p.scale_list != nullptr)
+    for (int i = static_cast<int>(threadIdx.x); i < p.scale_count; i += kThreads)
+      input_scale = larger(input_scale, *p.scale_list[i]);
+  const float factor = epilogue_factor(p, w.weight);
+  if (threadIdx.x < kTokens)
+    out_rows[threadIdx.x] =
+        static_cast<int>(threadIdx.x) < item.count ? out_row(p, item.begin + static_cast<int>(threadIdx.x)) : -1;
+
   const uint8_t* x[kTokenBlocks];
   const uint8_t* x_scales[kTokenBlocks];
 #pragma unroll
@@ -169,58 +236,50 @@ __global__ void __launch_bounds__(kThreads, 2)
     x_scales[n] = kCodes ? p.x_scales + row * p.x_scales_stride : nullptr;
   }
 
-  const auto columns = static_cast<int>(p.columns);
-  const int steps = (columns + kStepColumns - 1) / kStepColumns;
-  const int stride = shape.k_warps * shape.clusters;
-  const auto load = [&](Step<kType>& to, int step) {
-#pragma unroll
-    for (int u = 0; u < kPieces<kType>; ++u) {
-      const int column = step * kStepColumns + (u * 4 + t) * kColumns;
-      const bool inside = column < columns;
-#pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          to.piece[u][r][half].load(rows + (r * 16 + half * 8) * w.weight.stride,
-                                    scale_rows + (r * 16 + half * 8) * w.weight.scale_stride, column, inside);
-    }
-  };
-
   float sum[kRowBlocks][kTokenBlocks][4] = {};
-  int step = rank * shape.k_warps + warp % shape.k_warps;
-  Step<kType> current;
-  if (step < steps) load(current, step);
-  while (step < steps) {
-    const int following = step + stride;
-    Step<kType> next;
-    if (following < steps) load(next, following);
+  int slot = 0;
+  for (; step < steps; step += stride) {
+    Activation<kType, kCodes> activation[R::kPieces][kTokenBlocks];
+#pragma unroll
+    for (int u = 0; u < R::kPieces; ++u)
+#pragma unroll
+      for (int n = 0; n < kTokenBlocks; ++n) {
+        const int column = step * R::kStepColumns + (u * 4 + t) * kColumns;
+        activation[u][n].load(x[n], x_scales[n], column, column < columns);
+      }
+    asm volatile("cp.async.wait_group %0;" ::"n"(R::kSlots - 2));
+    __syncwarp();  // this step is there for all lanes, and the slot before it has been read by all
+    fetch(step + (R::kSlots - 1) * stride, slot == 0 ? R::kSlots - 1 : slot - 1);
+    const uint32_t from = ring + slot * R::kSlotBytes;
     float part[kRowBlocks][kTokenBlocks][4] = {};
 #pragma unroll
-    for (int u = 0; u < kPieces<kType>; ++u) {
-      const int column = step * kStepColumns + (u * 4 + t) * kColumns;
-      Activation<kType, kCodes> activation[kTokenBlocks];
+    for (int u = 0; u < R::kPieces; ++u) {
+      Piece<kType> piece[kRowBlocks][2];
 #pragma unroll
-      for (int n = 0; n < kTokenBlocks; ++n) activation[n].load(x[n], x_scales[n], column, column < columns);
-      multiply_piece<kType, kCodes, kTokenBlocks>(current.piece[u], activation, kType == WeightType::kFp8 ? part : sum);
+      for (int i = 0; i < kRowBlocks * 2; ++i)
+        piece[i / 2][i % 2].load_shared(from + (u * kRowBlocks * 2 + i) * R::kPieceBytesOfWarp + lane * kPieceBytes,
+                                        from + R::kScalesAt + (i * 8 + g) * R::kScaleBytes + t * 2);
+      multiply_piece<kType, kCodes, kTokenBlocks>(piece, activation[u], kType == WeightType::kFp8 ? part : sum);
     }
     if constexpr (kType == WeightType::kFp8) {
-      static_assert(kStepColumns == kFp8Block);
+      static_assert(R::kStepColumns == kFp8Block);
 #pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r)
+      for (int i = 0; i < kRowBlocks * 2; ++i) {
+        const float scale =
+            fp8_block_scale(p, w.weight, first_row + i * 8 + g, static_cast<int64_t>(step) * R::kStepColumns);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float scale = fp8_block_scale(p, w.weight, first_row + r * 16 + half * 8 + g,
-                                              static_cast<int64_t>(step) * kStepColumns);
+        for (int n = 0; n < kTokenBlocks; ++n)
 #pragma unroll
-          for (int n = 0; n < kTokenBlocks; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) sum[r][n][half * 2 + i] += scale * part[r][n][half * 2 + i];
-        }
+          for (int j = 0; j < 2; ++j) sum[i / 2][n][i % 2 * 2 + j] += scale * part[i / 2][n][i % 2 * 2 + j];
+      }
     }
-    current = next;
-    step = following;
+    slot = slot + 1 == R::kSlots ? 0 : slot + 1;
   }
 
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+    input_scale = larger(input_scale, __shfl_xor_sync(0xFFFFFFFFu, input_scale, lanes));
+  if (lane == 0) input_scales[warp] = input_scale;
+  __syncthreads();  // all rings are read
 #pragma unroll
   for (int r = 0; r < kRowBlocks; ++r)
 #pragma unroll
@@ -230,19 +289,24 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
 
   const int tile_rows = row_groups * kWarpRows;
-  const float up = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
-  const float factor = epilogue_factor(p, w.weight);
+  float up = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
+  float scale = factor;
+  if (p.scale_list != nullptr) {
+    float largest = input_scales[0];
+    for (int i = 1; i < kWarps; ++i) largest = larger(largest, input_scales[i]);
+    scale *= largest;
+  }
   const auto finish = [&](int index, float value) {
     const int group_first = min(w.first + index % tile_rows / kWarpRows * kWarpRows, w.rows - kWarpRows);
-    const int token = index / tile_rows;
-    if (token >= item.count) return;
-    const int32_t to = out_row(p, item.begin + token);
+    const int32_t to = out_rows[index / tile_rows];
+    if (to < 0) return;
     const int64_t column = w.out_column - w.first + group_first + index % kWarpRows;
-    if (to >= 0) store_out(p, head, to, column, value * up * factor);
+    store_out(p, head, to, column, value * up * scale);
   };
   for (int index = static_cast<int>(threadIdx.x); index < tile_rows * kTokens; index += kThreads) {
     const int row = index % tile_rows;
     const int token = index / tile_rows;
+    if (token >= item.count) break;
     const int from = row / kWarpRows * shape.k_warps;
     float value = 0;
     for (int i = 0; i < shape.k_warps; ++i) value += partial[from + i][token][row % kWarpRows];
@@ -255,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
   cluster.sync();
   if (rank == 0) {
-    for (int index = static_cast<int>(threadIdx.x); index < tile_rows * kTokens; index += kThreads) {
+    for (int index = static_cast<int>(threadIdx.x); index < tile_rows * item.count; index += kThreads) {
       float value = 0;
       for (int i = 0; i < shape.clusters; ++i)
         value += *cluster.map_shared_rank(&total[index], static_cast<unsigned>(i));
@@ -265,33 +329,78 @@ __global__ void __launch_bounds__(kThreads, 2)
   cluster.sync();  // the others' shared memory must outlive the reads
 }
 
-// How the K range is shared (over a cluster only where a block's warps all share it): enough warps to fill the GPU, and
-// enough steps a warp to stream.
-SkinnyShape shape_of(const Product& p, int64_t items, int64_t step_columns) {
-  constexpr int64_t kWarpsWanted = 132 * 24;  // of an H200: 24 warps on each of its 132 multiprocessors
-  constexpr int kLeastShares = 4;             // blocks of at most 64 rows end together
-  constexpr int64_t kLeastSteps = 2;
-  const int64_t tiles = weight_tiles(p, kWarpRows) * items;
+struct Gpu {
+  int multiprocessors = 0;
+  int64_t shared_bytes = 0;  // of one
+};
+
+const Gpu& gpu() {
+  static const Gpu result = [] {
+    Gpu found;
+    int device = 0;
+    int bytes = 0;
+    static_cast<void>(cudaGetDevice(&device));
+    static_cast<void>(cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    static_cast<void>(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    found.shared_bytes = bytes;
+    return found;
+  }();
+  return result;
+}
+
+// How the K range is shared (over a cluster only where a block's warps all share it): the way that would take least
+// time. A wave of blocks streams at the memory's speed as far as there are warps to ask for it, and begins and ends
+// with latencies. Speeds are an H200's, in microseconds; elsewhere they are in similar proportion.
+SkinnyShape shape_of(const Product& p, int64_t items, int blocks_at_once, int64_t step_columns, int64_t slot_bytes) {
+  constexpr double kBlockStart = 2.0;
+  constexpr double kClusterCost = 1.0;
+  constexpr double kStepLatency = 0.4;            // with a ring of steps under way
+  constexpr double kBytesOfMultiprocessor = 3e4;  // a microsecond, when all stream
+  constexpr double kPlaced = 0.9;                 // of the blocks that fit, where clusters must fit as a whole
   const int64_t steps = (p.columns + step_columns - 1) / step_columns;
-  int shares = 1;
-  while (shares < kWarps * kMaxClusters && steps / (2 * shares) >= kLeastSteps &&
-         (tiles * shares < kWarpsWanted || shares < kLeastShares))
-    shares *= 2;
-  return SkinnyShape{std::min(shares, kWarps), std::max(shares / kWarps, 1)};
+  SkinnyShape best{1, 1};
+  double least = 0;
+  for (int shares = 1; shares <= kWarps * kMaxClusters; shares *= 2) {
+    const SkinnyShape shape{std::min(shares, kWarps), std::max(shares / kWarps, 1)};
+    if (shares > 1 && shares > steps) break;
+    const int64_t blocks = weight_tiles(p, kWarps / shape.k_warps * kWarpRows) * shape.clusters * items;
+    const double places = blocks_at_once * std::max(gpu().multiprocessors, 1) * (shape.clusters > 1 ? kPlaced : 1.0);
+    const double waves = static_cast<double>(blocks) / places;
+    const double whole = static_cast<double>(static_cast<int64_t>(waves));
+    const double warp_steps = static_cast<double>((steps + shares - 1) / shares);
+    const double full = blocks_at_once * kWarps * static_cast<double>(slot_bytes) / kBytesOfMultiprocessor;
+    const double time =
+        (whole + (waves > whole ? 1 : 0)) * kBlockStart + (shape.clusters > 1 ? kClusterCost : 0) +
+        warp_steps * (whole * full + (waves > whole ? std::max(kStepLatency, (waves - whole) * full) : 0));
+    if (shares == 1 || time < least) {
+      least = time;
+      best = shape;
+    }
+  }
+  return best;
 }
 
 template <WeightType kType, bool kCodes, int kTokenBlocks>
 void launch_variant(const LaunchContext& context, const Product& p) {
+  using R = Ring<kType>;
   constexpr int kTokens = kTokenBlocks * kTokenGroup;
+  constexpr int64_t kBytes = kWarps * R::kBytes;
   const int64_t items =
       p.groups == 0 ? (p.rows + kTokens - 1) / kTokens : (p.plan != nullptr ? p.plan_capacity : p.rows);
-  const SkinnyShape shape = shape_of(p, items * p.batch, kPieces<kType> * 4 * Piece<kType>::kColumns);
+  const int blocks_at_once =
+      static_cast<int>(std::clamp<int64_t>(gpu().shared_bytes / kBytes, 1, kBlocksAtOnce<kType, kTokenBlocks>));
+  const SkinnyShape shape = shape_of(p, items * p.batch, blocks_at_once, R::kStepColumns, R::kSlotBytes);
   const int tiles = weight_tiles(p, kWarps / shape.k_warps * kWarpRows);
   if (tiles == 0 || items == 0) return;
+  const auto kernel = skinny<kType, kCodes, kTokenBlocks>;
+  const cudaError_t set =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (set != cudaSuccess) return check_launch("skinny product", set);
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>(tiles * shape.clusters), static_cast<unsigned>(items), static_cast<unsigned>(p.batch));
   config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -300,7 +409,7 @@ void launch_variant(const LaunchContext& context, const Product& p) {
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = shape.clusters > 1 ? 1 : 0;
-  check_launch("skinny product", cudaLaunchKernelEx(&config, skinny<kType, kCodes, kTokenBlocks>, p, shape));
+  check_launch("skinny product", cudaLaunchKernelEx(&config, kernel, p, shape));
 }
 
 template <WeightType kType, bool kCodes>

@@ -71,15 +71,6 @@ __device__ inline void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 
-__device__ inline uint4 load_shared(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-  return v;
-}
-
-template <WeightType kType>
-using Pieces = Piece<kType>[kRowBlocks][2];
-
 // All rows of x times one group of 8 columns a lane. `place`: of this lane's group in a row of the stage.
 template <WeightType kType, int kAt, int kTokens>
 __device__ void multiply_group(const Piece<kType> (&w)[kRowBlocks][2], uint32_t stage, uint32_t place, int g,
@@ -91,14 +82,14 @@ __device__ void multiply_group(const Piece<kType> (&w)[kRowBlocks][2], uint32_t 
     for (int half = 0; half < 2; ++half) w[r][half].template decode<kAt>(a[r][half]);
   const uint32_t first = stage + static_cast<uint32_t>(g) * kStepBytes + ((place ^ ((g & 1u) << 2)) << 4);
   constexpr uint32_t kGroupBytes = kTokenGroup * kStepBytes;
-  uint4 b[2] = {load_shared(first), load_shared(first + kGroupBytes)};
+  uint4 b[2] = {shared_vector(first), shared_vector(first + kGroupBytes)};
 #pragma unroll
   for (int n = 0; n < kTokens / kTokenGroup; n += 2) {
     if (n * kTokenGroup >= tokens) break;
     const uint4 now[2] = {b[0], b[1]};
     if (n + 2 < kTokens / kTokenGroup) {
-      b[0] = load_shared(first + (n + 2) * kGroupBytes);
-      b[1] = load_shared(first + (n + 3) * kGroupBytes);
+      b[0] = shared_vector(first + (n + 2) * kGroupBytes);
+      b[1] = shared_vector(first + (n + 3) * kGroupBytes);
     }
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r)

@@ -124,7 +124,7 @@ DeviceWeight device_weight(const Weight& weight, bool& aligned) {
     result.scales = host.fp4_scales;
     result.scale_stride = host.scale_stride;
     result.global = weight.global_scale.as<float>();
-    constexpr int64_t kScales = 2;  // that are loaded at once
+    constexpr int64_t kScales = 8;  // that are loaded at once
     aligned = aligned && reinterpret_cast<uintptr_t>(result.scales) % kScales == 0 && host.scale_stride % kScales == 0;
   } else if (host.type == WeightType::kFp8) {
     result.scales = reinterpret_cast<const uint8_t*>(host.fp8_scales);
@@ -143,7 +143,7 @@ void describe_weights(Product& p, const Weight& first) {
                                                                               : kernels::Fp8Scaling::kTensor;
 }
 
-// Columns of a piece of 16 bytes of a weight row: a whole number of them makes up a row that is aligned.
+// A row that is aligned has a whole number of 16-byte pieces; of NVFP4, of four of them, whose scales come together.
 int64_t piece_columns(WeightType type) {
   return type == WeightType::kFp4 ? 32 : (type == WeightType::kFp8 ? 16 : 8);
 }
@@ -178,36 +178,34 @@ void set_out(Product& p, const TensorView& out) {
   p.rows = out.dim(0);
 }
 
-void launch(const OpCall& call, const Product& p, ProductBody body) {
-  void* prepared = nullptr;
-  if (body == ProductBody::kTiles && p.rows > 0) {
-    prepared = prepared_space().get(call.launch, kernels::prepared_bytes(p));
-    if (prepared == nullptr) return;
-  }
-  kernels::launch_product(call.launch, p, body, prepared);
-}
-
-// The largest of a list of input scales too long to be read in an epilogue.
-const float* largest_input_scale(const OpCall& call, const Argument& list) {
-  std::vector<const float*> scales;
-  scales.reserve(list.views.size());
-  for (const TensorView& view : list.views) scales.push_back(view.as<float>());
-  const float* const* table = tables().get(call.launch, scales);
-  std::byte* space = largest_space().get(call.launch, sizeof(float));
-  if (table == nullptr || space == nullptr) return nullptr;
-  auto* largest = reinterpret_cast<float*>(space);
-  kernels::launch_largest(call.launch, table, static_cast<int32_t>(scales.size()), largest);
-  return largest;
-}
-
-// False: something could not be had, and is kept for take_launch_error.
+// A list of input scales too long for a launch's arguments is a table; the skinny body looks for the largest itself.
 bool set_input_scales(const OpCall& call, Product& p, const Argument& list) {
   if (list.views.size() <= kernels::kMostParts) {
     for (size_t i = 0; i < list.views.size(); ++i) p.input_scales[i] = list.views[i].as<float>();
     return true;
   }
-  p.input_scales[0] = largest_input_scale(call, list);
-  return p.input_scales[0] != nullptr;
+  std::vector<const float*> scales;
+  scales.reserve(list.views.size());
+  for (const TensorView& view : list.views) scales.push_back(view.as<float>());
+  p.scale_list = tables().get(call.launch, scales);
+  p.scale_count = static_cast<int32_t>(scales.size());
+  return p.scale_list != nullptr;
+}
+
+void launch(const OpCall& call, Product p, ProductBody body) {
+  if (p.rows == 0) return;
+  void* prepared = nullptr;
+  if (body == ProductBody::kTiles) {
+    prepared = prepared_space().get(call.launch, kernels::prepared_bytes(p));
+    if (prepared == nullptr) return;
+  }
+  if (p.scale_list != nullptr && body != ProductBody::kSkinny) {
+    auto* largest = reinterpret_cast<float*>(largest_space().get(call.launch, sizeof(float)));
+    if (largest == nullptr) return;
+    kernels::launch_largest(call.launch, p.scale_list, p.scale_count, largest);
+    p.input_scales[0] = largest;
+  }
+  kernels::launch_product(call.launch, p, body, prepared);
 }
 
 // Dense BF16 products of many rows: cuBLASLt, where it is there.

@@ -163,7 +163,7 @@ void check_linear(Device& device, Random& random, Precision precision, const Sha
 
 constexpr int64_t kEveryCount[] = {0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200};
 
-constexpr int64_t kExperts = 37;
+constexpr int64_t kExperts = 19;
 
 // Rows of tokens sorted by expert, as moe_align does it; every third expert never has one.
 struct Routing {
@@ -196,7 +196,7 @@ TEST_CASE("linear on a GPU agrees with the host, for every precision, dtype and 
   if (!cuda_usable(0)) return skipped_without_gpu();
   const auto device = gpu();
   Random random(11);
-  const Shape shapes[] = {{{40, 100}, 160}, {{7}, 48}, {{300, 33}, 544}};
+  const Shape shapes[] = {{{40, 100}, 256}, {{7}, 48}, {{300, 33}, 544}};
   for (const Precision precision : kEveryPrecision)
     for (const Shape& shape : shapes)
       for (const int64_t tokens : kEveryCount) {
@@ -241,7 +241,7 @@ TEST_CASE("the W4A4 product on a GPU agrees with the host and with its spec refe
   const auto device = gpu();
   Random random(14);
   for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32})
-    for (const Shape& shape : {Shape{{40, 100}, 160}, Shape{{7}, 48}, Shape{{64, 300}, 2048}})
+    for (const Shape& shape : {Shape{{40, 100}, 256}, Shape{{7}, 48}, Shape{{64, 300}, 2048}})
       for (const int64_t tokens : kEveryCount) {
         CAPTURE(dtype_name(dtype), shape.columns, tokens);
         const WeightList weights = weights_of(Precision::kNvfp4, random, shape);
@@ -267,11 +267,11 @@ TEST_CASE("expert products on a GPU agree with the host, idle experts and crowde
   const auto device = gpu();
   Random random(15);
   for (const Precision precision : kEveryPrecision)
-    for (const int64_t tokens : {0, 1, 3, 16, 40, 300})
+    for (const int64_t tokens : {0, 1, 16, 40, 300})
       for (const bool x_per_token : {true, false})
         for (const bool one_expert : {false, true})
           for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32}) {
-            constexpr int64_t kWidth = 72, kColumns = 288, kTopK = 2;
+            constexpr int64_t kWidth = 72, kColumns = 256, kTopK = 2;
             CAPTURE(static_cast<int>(precision), tokens, x_per_token, one_expert, dtype_name(dtype));
             const int64_t stacked = x_per_token ? 2 : 1;
             const Routing r(tokens, kTopK, random, one_expert);
@@ -324,7 +324,7 @@ TEST_CASE("batched_linear on a GPU agrees with the host, both ways round and str
   for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32})
     for (const Dtype weight_dtype : {Dtype::kBF16, Dtype::kF32})
       for (const bool kn : {true, false})
-        for (const int64_t n : {64, 24, 9})
+        for (const int64_t n : {136, 64, 9})
           for (const int64_t tokens : {0, 1, 5, 16, 17, 65, 130}) {
             constexpr int64_t kHeads = 3, kColumns = 48, kExtra = 16;
             CAPTURE(dtype_name(dtype), dtype_name(weight_dtype), kn, n, tokens);
