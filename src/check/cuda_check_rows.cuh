@@ -79,6 +79,21 @@ __device__ inline bool suspicious(const IndexRow& r, int64_t begin, int64_t end)
   while ((int64_t{32} << shift) < range && (32 << shift) < kWindowBits) ++shift;
   const int64_t window_slots = int64_t{32} << shift;
   const uint32_t word_mask = (1u << shift) - 1;
+  // What the first window needs is asked for at once, before the barriers.
+  constexpr int kAhead = 2;
+  const int64_t slots_at = threadIdx.x;
+  int32_t ahead[kAhead];
+  int32_t owned_ahead[2 * kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    const int64_t c = begin + threadIdx.x + static_cast<int64_t>(k) * blockDim.x;
+    ahead[k] = c < end ? r.value(c) : 0;
+  }
+#pragma unroll
+  for (int k = 0; k < 2 * kAhead; ++k) {
+    const int64_t c = slots_at + static_cast<int64_t>(k) * blockDim.x;
+    owned_ahead[k] = by_bitmap && c < r.owned ? __ldg(r.table_row(r.owner) + c) : -1;
+  }
   bool bad = false;
   for (int64_t window = 0; window == 0 || (windows && window < range); window += window_slots) {
     if (windows) {
@@ -90,27 +105,29 @@ __device__ inline bool suspicious(const IndexRow& r, int64_t begin, int64_t end)
       __syncthreads();
       if (by_bitmap) {
         const int32_t* slots = r.table_row(r.owner);
-#pragma unroll 4
-        for (int64_t c = threadIdx.x; c < r.owned; c += blockDim.x) {
-          const int64_t slot = __ldg(slots + c);
+        const auto own = [&](int64_t slot) {
           const int64_t bit = slot - first - window;
           if (slot < last && bit >= 0 && bit < window_slots)
             atomicOr(&owned[static_cast<uint32_t>(bit) & word_mask], 1u << (static_cast<uint32_t>(bit) >> shift));
-        }
+        };
+#pragma unroll
+        for (int k = 0; k < 2 * kAhead; ++k)
+          if (slots_at + static_cast<int64_t>(k) * blockDim.x < r.owned) own(owned_ahead[k]);
+#pragma unroll 4
+        for (int64_t c = slots_at + 2 * kAhead * static_cast<int64_t>(blockDim.x); c < r.owned; c += blockDim.x)
+          own(__ldg(slots + c));
         __syncthreads();
       }
     }
-#pragma unroll 2
-    for (int64_t c = begin + threadIdx.x; c < end; c += blockDim.x) {
-      const int32_t value = r.value(c);
+    const auto look = [&](int64_t c, int32_t value) {
       if (value == poison && look_for_poison) bad = true;
       if (c >= tail_from) {
         bad = bad || value != -1;
-        continue;
+        return;
       }
       if (value < first || value >= last) {
         bad = true;
-        continue;
+        return;
       }
       if (foreign_entries) {
         int64_t owner;
@@ -119,12 +136,19 @@ __device__ inline bool suspicious(const IndexRow& r, int64_t begin, int64_t end)
         bad = bad || (owner >= 0 && !r.owns(owner, count, value));
       }
       const int64_t bit = value - first - window;
-      if (!windows || bit < 0 || bit >= window_slots) continue;
+      if (!windows || bit < 0 || bit >= window_slots) return;
       const uint32_t word = static_cast<uint32_t>(bit) & word_mask;
       const uint32_t mask = 1u << (static_cast<uint32_t>(bit) >> shift);
       if (unique && (atomicOr(&seen[word], mask) & mask) != 0) bad = true;
       if (by_bitmap && (owned[word] & mask) == 0) bad = true;
+    };
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t c = begin + threadIdx.x + static_cast<int64_t>(k) * blockDim.x;
+      if (c < end) look(c, ahead[k]);
     }
+    for (int64_t c = begin + threadIdx.x + kAhead * static_cast<int64_t>(blockDim.x); c < end; c += blockDim.x)
+      look(c, r.value(c));
   }
   return __syncthreads_or(bad ? 1 : 0) != 0;
 }
@@ -420,7 +444,9 @@ __device__ inline void run_poison(const Context& context, int32_t first_block, i
   const Live live = *context.live;
   switch (task.kind) {
     case TaskKind::kMark:
-      if (threadIdx.x == 0) mark(context.page, group, false, false, live.pass);
+      if (threadIdx.x != 0) return;
+      mark(context.page, group, false, false, live.pass);
+      if (task.resets) mark(context.page, -1, false, true, live.pass);
       return;
     case TaskKind::kFloats:
     case TaskKind::kProbabilities:

@@ -176,7 +176,8 @@ class TableBuilder {
  private:
   Status group(size_t begin, size_t end, const std::byte* const* canaries, int64_t canary_count) {
     std::vector<Task> poison(1);
-    std::vector<Task> check(1);
+    poison[0].resets = begin == 0;
+    std::vector<Task> check(end == ops_.size() ? 1 : 0);
     for (size_t i = begin; i < end; ++i) {
       std::vector<Task> index;
       if (!ops_[i].shadow) FAULTLINE_TRY_STATUS(op(begin, i, end, poison, check, index));
@@ -498,13 +499,13 @@ void DeviceChecks::set_live(const LiveCounts& live) {
 
 void DeviceChecks::poison(int group) {
   const auto found = parts_->poisons.find(group);
-  if (found != parts_->poisons.end())
+  if (found != parts_->poisons.end() && found->second.blocks > 0)
     launch_poison(parts_->context, found->second.first_block, found->second.blocks, group, parts_->device->stream());
 }
 
 void DeviceChecks::check(int group) {
   const auto found = parts_->checks.find(group);
-  if (found != parts_->checks.end())
+  if (found != parts_->checks.end() && found->second.blocks > 0)
     launch_check(parts_->context, found->second.first_block, found->second.blocks, group, parts_->device->stream());
 }
 

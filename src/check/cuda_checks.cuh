@@ -74,17 +74,25 @@ __device__ inline uint32_t element_bits(const std::byte* from, int bytes) {
 
 // --- how many rows there are
 
+// The sum over the block's threads, the same for each. In a tree: 64-bit atomics on shared memory are loops of
+// compare-and-swap, which take turns.
+__device__ inline uint64_t block_sum(uint64_t mine) {
+  __shared__ uint64_t partial[kIndexThreads];
+  __syncthreads();
+  partial[threadIdx.x] = mine;
+  __syncthreads();
+  for (unsigned step = blockDim.x / 2; step > 0; step /= 2) {
+    if (threadIdx.x < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+    __syncthreads();
+  }
+  return partial[0];
+}
+
 // The sum of a list's first `count` entries, by all threads of the block alike.
 __device__ inline int64_t sum_of(const Integers& list, int64_t count) {
-  __shared__ unsigned long long total;
-  __syncthreads();
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
   int64_t mine = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) mine += at(list, i);
-  if (mine != 0) atomicAdd(&total, static_cast<unsigned long long>(mine));
-  __syncthreads();
-  return static_cast<int64_t>(total);
+  return static_cast<int64_t>(block_sum(static_cast<uint64_t>(mine)));
 }
 
 __device__ inline int64_t live_rows(const Task& task, const Live& live, int64_t rows) {
@@ -468,7 +476,6 @@ __device__ inline uint64_t sum_rows(const Task& task, const std::byte* page, con
 __device__ __noinline__ void neighbours(const Context& context, const Task& task, int32_t group, int64_t part,
                                         bool compare) {
   __shared__ uint32_t written[kLargestPage / 32];
-  __shared__ unsigned long long total;
   const int64_t units = task.slots.count * task.split;
   Seen seen;
   for (int64_t unit = part; unit < units; unit += task.blocks) {
@@ -482,7 +489,6 @@ __device__ __noinline__ void neighbours(const Context& context, const Task& task
     const int64_t end = smaller(begin + task.page_size, task.capacity);
     if (before >= begin && before < end) continue;
     if (static_cast<int64_t>(threadIdx.x) < (task.page_size + 31) / 32) written[threadIdx.x] = 0;
-    if (threadIdx.x == 0) total = 0;
     __syncthreads();
     bool earlier = false;
     for (int64_t j = threadIdx.x; j < task.slots.count; j += kThreads) {
@@ -503,8 +509,7 @@ __device__ __noinline__ void neighbours(const Context& context, const Task& task
         if (((written[offset / 32] >> (offset % 32)) & 1u) == 0)
           sum += mix((2 * static_cast<uint64_t>(offset) + 1) << 32 | load_any<uint32_t>(scales + 4 * offset));
     }
-    if (sum != 0) atomicAdd(&total, static_cast<unsigned long long>(sum));
-    __syncthreads();
+    const uint64_t total = block_sum(sum);
     if (threadIdx.x == 0) {
       if (!compare)
         task.sums[unit] = total;

@@ -67,7 +67,8 @@ class DeviceChecks {
   // Begins a pass: how many rows are real. Not to be captured (a graph reads what this wrote).
   void set_live(const LiveCounts& live);
 
-  // Each enqueues one launch, or none where there is nothing to do. poison() marks the group as begun, check() as done.
+  // Each enqueues one launch, or none where there is nothing to do. poison() marks the group as begun; check() of the
+  // last group marks it as done.
   void poison(int group);
   void check(int group);
   // The index outputs of ops [begin, end) in one launch; right behind the op.

@@ -29,7 +29,7 @@ struct DeviceCheckRecord {
 struct DeviceProgress {
   uint64_t pass = 0;
   int32_t group_begun = -1;
-  int32_t group_done = -1;
+  int32_t group_done = -1;  // -1 from the first group's begin until the last one is checked: between, begin tells
   int32_t op_begun = -1;
   int32_t op_done = -1;
 };

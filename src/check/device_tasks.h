@@ -60,6 +60,7 @@ struct Task {
   bool flat = false;                  // indices of rank 1: one row as far as uniqueness goes
   bool tail = false, unique = false;  // IndexRule::minus_one_tail, unique
   bool by_words = false;              // kSlots: every piece of a slot is aligned words of 4 bytes
+  bool resets = false;                // kMark: the pass's first group
   bool sparse = false;                // only a sector of each line is poisoned
   SlotFormat format = SlotFormat::kF32;
   int32_t op = 0;
