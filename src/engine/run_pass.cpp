@@ -36,6 +36,7 @@ class Runner {
         if (hooks_.op_by_op && poisons()) poison(i, i + 1);
         run_op(i);
         if (hooks_.op_by_op) {
+          if (outcome_.fault) return std::move(outcome_);  // what it left behind means nothing
           check(i);
           if (!outcome_.violations.empty()) return std::move(outcome_);
         } else if (stop_) {
