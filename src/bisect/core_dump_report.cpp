@@ -325,6 +325,9 @@ KernelOwner kernel_of(std::string_view name) {
   // "void ns::run_body<ns::Body<…>>(…)": the body of a launch, else the last name before the arguments.
   const size_t launched = name.find("run_body<");
   std::string_view word = launched == std::string_view::npos ? name : name.substr(launched + 9);
+  constexpr std::string_view kUnnamed = "(anonymous namespace)::";
+  for (size_t at = word.find(kUnnamed); at != std::string_view::npos && at < word.find('<'); at = word.find(kUnnamed))
+    word.remove_prefix(at + kUnnamed.size());
   const size_t end = word.find_first_of("<(>,");
   const std::string_view arguments = end == std::string_view::npos ? std::string_view{} : word.substr(end);
   word = trimmed(word.substr(0, end));

@@ -171,8 +171,8 @@ const std::vector<std::string>& sanitizer_tools() {
 Status check_sanitizer_tool(const std::string& tool) {
   const std::vector<std::string>& tools = sanitizer_tools();
   if (std::find(tools.begin(), tools.end(), tool) != tools.end()) return {};
-  return bad_input("--sanitize: there is no tool '{}'{}; there are {}", quotable(tool), suggestion(tool, tools),
-                   fmt::join(tools, ", "));
+  return bad_input("--sanitize: there is no tool '{}' among {}{}", quotable(tool), fmt::join(tools, ", "),
+                   suggestion(tool, tools));
 }
 
 Result<SanitizerRun> SanitizerRun::prepare(const std::string& tool, bool cuda) {

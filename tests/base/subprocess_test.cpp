@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -49,6 +50,15 @@ TEST_CASE("a child's exit code, signal and output are told") {
   const Ended killed = run(shell("kill -SEGV $$"));
   CHECK(killed.end.signalled);
   CHECK(killed.end.code == SIGSEGV);
+}
+
+TEST_CASE("a child's environment is ours with the changes asked for") {
+  ::setenv("FAULTLINE_TEST_KEPT", "kept", 1);
+  ::setenv("FAULTLINE_TEST_CHANGED", "before", 1);
+  SpawnOptions options = shell("echo $FAULTLINE_TEST_KEPT,$FAULTLINE_TEST_CHANGED,$FAULTLINE_TEST_ADDED");
+  options.environment = {"FAULTLINE_TEST_CHANGED=after", "FAULTLINE_TEST_ADDED=added"};
+  CHECK(run(options).output == "kept,after,added\n");
+  CHECK(std::string(::getenv("FAULTLINE_TEST_CHANGED")) == "before");
 }
 
 TEST_CASE("the end of a long output is kept, and a child is never stuck behind it") {

@@ -135,7 +135,8 @@ Capsule parsed(const std::string& bytes) {
 }
 
 std::optional<OpViolation> replayed(const Capsule& capsule, bool with_plant) {
-  auto replay = replay_capsule(capsule, with_plant);
+  const auto device = make_cpu_device();
+  auto replay = replay_capsule(capsule, with_plant, *device);
   if (!replay) FAIL(replay.error().message);
   REQUIRE(replay->runs == 3);
   REQUIRE((replay->broken == 0 || replay->broken == 3));

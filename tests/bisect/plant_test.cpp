@@ -159,7 +159,7 @@ TEST_CASE("a run without a planted fault is clean at every level", "[plant]") {
 
 TEST_CASE("each planted fault is seen where and as its entry says", "[plant]") {
   for (const PlantInfo& info : plant_catalogue()) {
-    if (host_plants().count(info.name) != 0) continue;
+    if (host_plants().count(info.name) != 0 || info.gpu_only) continue;
     DYNAMIC_SECTION(info.name) {
       const CheckLevel level = std::max(info.seen_from, CheckLevel::kFinite);
       Fixture fixture(info.name, packed_config(level));
@@ -182,6 +182,42 @@ TEST_CASE("each planted fault is seen where and as its entry says", "[plant]") {
       REQUIRE(first.inputs_clean == (info.culprit == "weights" ? "no" : "yes"));
     }
   }
+}
+
+TEST_CASE("a fault of a GPU is refused on the CPU, and would leave the kernel alone there", "[plant]") {
+  int found = 0;
+  for (const PlantInfo& info : plant_catalogue()) {
+    REQUIRE(check_plant_device(info.name, true).has_value());
+    const Status on_cpu = check_plant_device(info.name, false);
+    REQUIRE(on_cpu.has_value() == !info.gpu_only);
+    if (!info.gpu_only) continue;
+    ++found;
+    REQUIRE(contains(on_cpu.error().message, "--device cuda"));
+    Fixture fixture(info.name, packed_config(CheckLevel::kFull));
+    REQUIRE(!fixture.run().failed);
+    REQUIRE(fixture.fired() == 0);
+  }
+  REQUIRE(found == 4);
+}
+
+TEST_CASE("a plant says which ops it may strike", "[plant]") {
+  const auto touched = [](const std::string& spec) {
+    Fixture fixture(spec, packed_config(CheckLevel::kFull));
+    fixture.run();
+    std::set<std::string> ops;
+    for (const Op& op : fixture.engine().last_pass().ops)
+      if (fixture.plant().touches(op)) ops.insert(op.name);
+    return ops;
+  };
+  REQUIRE(touched("nan_output") == std::set<std::string>{"layers.0.self_attn.o_proj"});
+  REQUIRE(touched("nan_output@op=*.o_proj,layer=1") == std::set<std::string>{"layers.1.self_attn.o_proj"});
+  const std::set<std::string> raced = touched("late_tile");
+  REQUIRE(raced.count("layers.0.mlp.gate_up_proj") == 1);
+  REQUIRE(raced.count("layers.0.mlp.act_fn") == 1);
+  REQUIRE(raced.count("layers.1.mlp.router") == 0);
+  const std::set<std::string> scaled = touched("zero_input_scale");
+  REQUIRE(scaled.count("layers.0.mlp.gate_up_proj.quantize") == 1);
+  REQUIRE(scaled.count("layers.0.mlp.down_proj.quantize") == 0);
 }
 
 TEST_CASE("a planted fault is not seen below the level that its entry names", "[plant]") {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -196,6 +198,70 @@ TEST_CASE("no progress is a hang, slow progress is not") {
   CHECK(outcome.deaths.at("stuck").verdict == "hang");
   CHECK(mentions(outcome.deaths.at("stuck"), "in layers.3.self_attn.attention"));
   CHECK(outcome.deaths.at("slow").ended_well());
+}
+
+namespace {
+
+// A folder of the test's own, gone with it.
+struct TemporaryFolder {
+  TemporaryFolder() {
+    char pattern[] = "/tmp/faultline-test-XXXXXX";
+    REQUIRE(::mkdtemp(pattern) != nullptr);
+    path = pattern;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+Death death_with_dump(json payload, const std::string& prefix, PoolOptions options = stub_options()) {
+  Outcome outcome = run_all(std::move(options), {{.id = "t", .payload = std::move(payload), .core_prefix = prefix}});
+  REQUIRE(outcome.deaths.count("t") == 1);
+  return outcome.deaths["t"];
+}
+
+}  // namespace
+
+TEST_CASE("a worker that hangs on a GPU is asked for a core dump, and killed once it is written") {
+  const TemporaryFolder folder;
+  PoolOptions options = stub_options();
+  options.phase_timeout_s = 0.3;
+  const Death death = death_with_dump({{"do", "gpu_hang"}}, folder.path + "/c1", options);
+  CHECK(death.verdict == "hang");
+  CHECK(death.facts.dump_asked);
+  REQUIRE_FALSE(death.facts.core_file.empty());
+  CHECK(std::filesystem::file_size(death.facts.core_file) > 0);
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path)) ++files;
+  CHECK(files == 1);  // the pipe is gone
+}
+
+TEST_CASE("a worker without a GPU that hangs leaves nothing") {
+  const TemporaryFolder folder;
+  PoolOptions options = stub_options();
+  options.phase_timeout_s = 0.3;
+  const Death death = death_with_dump({{"do", "sleep"}}, folder.path + "/c1", options);
+  CHECK(death.verdict == "hang");
+  CHECK_FALSE(death.facts.dump_asked);
+  CHECK(death.facts.core_file.empty());
+  CHECK(std::filesystem::is_empty(folder.path));
+}
+
+TEST_CASE("the SIGABRT after a core dump is the GPU's fault, and a good end does not undo it") {
+  const TemporaryFolder folder;
+  const Death access = death_with_dump({{"do", "gpu_fault"}, {"exception", "WARP_ILLEGAL_ADDRESS"}, {"abort", true}},
+                                       folder.path + "/c1");
+  CHECK(access.verdict == "illegal-access");
+  CHECK(mentions(access, "Warp Illegal Address in kernel probe::planted_load"));
+  const Death assertion =
+      death_with_dump({{"do", "gpu_fault"}, {"exception", "WARP_ASSERT"}, {"abort", true}}, folder.path + "/c2");
+  CHECK(assertion.verdict == "device-assert");
+  const Death trap = death_with_dump({{"do", "gpu_fault"}, {"exception", ""}, {"abort", true}}, folder.path + "/c3");
+  CHECK(trap.verdict == "launch-failure");
+  const Death survivor = death_with_dump(
+      {{"do", "gpu_fault"}, {"exception", "WARP_MISALIGNED_ADDRESS"}, {"abort", false}}, folder.path + "/c4");
+  CHECK(survivor.verdict == "illegal-access");
+  const Death abort = death_with_dump({{"do", "abort"}}, folder.path + "/c5");
+  CHECK(abort.verdict == "abort");
 }
 
 TEST_CASE("a task may have a timeout of its own") {

@@ -1,10 +1,13 @@
 // Plays a worker ("worker_stub worker": does what its task says, badly if asked to) or a driver ("worker_stub driver
 // N": runs N workers that sleep forever, each holding our descriptor 3).
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -56,6 +59,39 @@ std::vector<int> open_descriptors() {
   return fds;
 }
 
+std::string own_path(const char* variable) {
+  const char* value = std::getenv(variable);
+  std::string path = value != nullptr ? value : "";
+  const size_t at = path.find("%p");
+  if (at != std::string::npos) path.replace(at, 2, std::to_string(::getpid()));
+  return path;
+}
+
+void write_dump() {
+  std::ofstream(own_path("CUDA_COREDUMP_FILE")) << "a core dump\n";
+}
+
+// As the CUDA driver does for a kernel that faults.
+void fault_on_a_gpu(const std::string& exception) {
+  fmt::print(stderr, "[16:29:52.453341] coredump: Starting GPU coredump generation\n");
+  if (!exception.empty())
+    fmt::print(stderr, "[16:29:52.454111] coredump: Detected an exception of type CUDBG_EXCEPTION_{} (14)\n",
+               exception);
+  fmt::print(stderr, "[16:29:52.455434] coredump:   #0\t0x7f3ffb7a0ad0\t_ZN5probe12planted_loadEPc\n");
+  std::fflush(stderr);
+  write_dump();
+}
+
+// And for one that never ends, once it is asked for a dump; it then lives on.
+void hang_on_a_gpu() {
+  const std::string pipe = own_path("CUDA_COREDUMP_PIPE");
+  if (::mkfifo(pipe.c_str(), 0600) != 0) return;
+  const UniqueFd reader(::open(pipe.c_str(), O_RDWR | O_CLOEXEC));
+  char asked = 0;
+  if (::read(reader.get(), &asked, 1) == 1) write_dump();
+  sleep_forever();
+}
+
 Status deaths(const std::string& what, const nlohmann::json& task) {
   if (what == "signal") die_of(task.at("signal").get<int>());
   if (what == "abort") {
@@ -72,6 +108,11 @@ Status deaths(const std::string& what, const nlohmann::json& task) {
   if (what == "eat_memory") eat_memory();
   if (what == "error") return bad_input("shard 3 is missing");
   if (what == "sleep") sleep_forever();
+  if (what == "gpu_hang") hang_on_a_gpu();
+  if (what == "gpu_fault") {
+    fault_on_a_gpu(task.at("exception").get<std::string>());
+    if (task.at("abort").get<bool>()) die_of(SIGABRT);
+  }
   return {};
 }
 
