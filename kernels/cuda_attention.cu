@@ -1,8 +1,10 @@
 #include "kernels/cuda_attention.cuh"
 
-#include <algorithm>
+#include <array>
 #include <cstdio>
+#include <limits>
 
+#include "kernels/cuda_dependent.cuh"
 #include "kernels/cuda_device.cuh"
 
 namespace faultline::kernels {
@@ -11,63 +13,82 @@ namespace {
 using mla::Arguments;
 using mla::Rows;
 
-constexpr int kLargestCluster = 16;  // more than 8 blocks: where the device has them (non-portable)
-constexpr int kPortableCluster = 8;
+constexpr int kLargestCluster = mla::kMostSplits;  // more than 8 blocks only where the device has them (non-portable)
 constexpr int64_t kLargestGridX = 2147483647;
 
 template <int kRowTiles, Rows kRows>
 struct Variant {
   static constexpr int kBytes = mla::Memory<kRowTiles, kRows>::kBytes;
 
-  // The largest cluster that the device runs; 0 where the kernel does not run at all.
-  static int largest_cluster() {
-    static const int largest = [] {
+  // How many clusters of `size` blocks the device runs at a time; 0 where it does not run them at all.
+  static int active_clusters(int size) {
+    static const std::array<int, kLargestCluster + 1> active = [] {
+      std::array<int, kLargestCluster + 1> counts{};
       const auto kernel = mla::mla_attention<kRowTiles, kRows>;
       if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) != cudaSuccess ||
           cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) {
         static_cast<void>(cudaGetLastError());
-        return 0;
+        return counts;
       }
-      for (int size = kLargestCluster; size > 1; size /= 2) {
+      for (int i = 1; i <= kLargestCluster; ++i) {
         cudaLaunchAttribute attribute;
-        const cudaLaunchConfig_t config = configuration(dim3(static_cast<unsigned>(size)), size, nullptr, attribute);
-        int clusters = 0;
-        if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0) return size;
+        const cudaLaunchConfig_t config = configuration(i, attribute);
+        if (cudaOccupancyMaxActiveClusters(&counts[static_cast<size_t>(i)], kernel, &config) == cudaSuccess) continue;
         static_cast<void>(cudaGetLastError());
+        counts[static_cast<size_t>(i)] = 0;
       }
-      return 1;
+      return counts;
     }();
-    return largest;
+    return active[static_cast<size_t>(size)];
   }
 
-  static cudaLaunchConfig_t configuration(dim3 grid, int cluster, cudaStream_t stream, cudaLaunchAttribute& attribute) {
+  // The number of blocks among which a token's keys are best split, and what that takes.
+  struct Plan {
+    int splits = 0;  // 0: does not run here
+    double cost = std::numeric_limits<double>::infinity();
+  };
+  static Plan plan(int64_t tokens, int heads) {
+    constexpr int kHeads = mla::Memory<kRowTiles, kRows>::kHeads;
+    constexpr int kTiles = 32;                  // of 64 keys: the top-k of GLM-5
+    constexpr int kOverhead = 3;                // tiles' time, of a launch, of reaching the first key and of the merge
+    constexpr double kTileTime[] = {1.7, 6.3};  // microseconds on an H200, of 16 and of 64 heads
+    const int64_t clusters = tokens * ((heads + kHeads - 1) / kHeads);
+    Plan best;
+    for (int size = 1; size <= kLargestCluster; ++size) {
+      const int active = active_clusters(size);
+      if (active == 0) continue;
+      const int64_t waves = (clusters + active - 1) / active;
+      const double cost =
+          static_cast<double>(waves * ((kTiles + size - 1) / size + kOverhead)) * kTileTime[kRowTiles == 1 ? 0 : 1];
+      if (cost < best.cost) best = Plan{size, cost};
+    }
+    return best;
+  }
+
+  // One cluster of `size` blocks.
+  static cudaLaunchConfig_t configuration(int size, cudaLaunchAttribute& attribute) {
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.x = static_cast<unsigned>(size);
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = grid;
+    config.gridDim = dim3(static_cast<unsigned>(size));
     config.blockDim = dim3(mla::kThreads);
     config.dynamicSmemBytes = kBytes;
-    config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
     return config;
   }
 
   static bool launch(const LaunchContext& context, Arguments arguments, int64_t tokens, int splits) {
-    arguments.splits = std::min(splits, largest_cluster());
-    if (arguments.splits == 0) return false;
+    arguments.splits = splits;
     constexpr int kHeads = mla::Memory<kRowTiles, kRows>::kHeads;
     const int64_t blocks = tokens * arguments.splits;
     if (blocks > kLargestGridX) return false;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((arguments.heads + kHeads - 1) / kHeads));
-    cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config =
-        configuration(grid, arguments.splits, static_cast<cudaStream_t>(context.stream), attribute);
-    const cudaError_t launched = cudaLaunchKernelEx(&config, mla::mla_attention<kRowTiles, kRows>, arguments);
-    if (launched != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
+    const cudaError_t launched = launch_dependent(context, mla::mla_attention<kRowTiles, kRows>, grid, mla::kThreads,
+                                                  kBytes, static_cast<unsigned>(arguments.splits), arguments);
+    if (launched != cudaSuccess && !device_died(launched)) {
       char text[256];
       static_cast<void>(std::snprintf(text, sizeof text, "attention, grid (%u, %u), cluster of %d, %d bytes: %s",
                                       grid.x, grid.y, arguments.splits, kBytes, cudaGetErrorString(launched)));
@@ -77,22 +98,14 @@ struct Variant {
   }
 };
 
-// 64 heads a block where there are tokens enough to fill the device, or heads enough to make it worth it; few tokens
-// are split by 16 heads and over their keys.
+// 64 heads a block, or 16 and four times the blocks: whatever fills the device better.
 template <Rows kRows>
 bool launch(const LaunchContext& context, const Arguments& arguments, int64_t tokens) {
-  constexpr int kManyHeads = 64;
-  constexpr int kFewHeads = 16;
-  constexpr int kFewTokens = 4;
-  const auto filling = [&](int heads, int most) {
-    const int64_t blocks = std::max<int64_t>(tokens * ((arguments.heads + heads - 1) / heads), 1);
-    int splits = 1;
-    while (splits < most && blocks * splits * 2 <= gpu_limits().multiprocessors) splits *= 2;
-    return splits;
-  };
-  if (arguments.heads <= kFewHeads || tokens <= kFewTokens)
-    return Variant<1, kRows>::launch(context, arguments, tokens, filling(kFewHeads, kLargestCluster));
-  return Variant<4, kRows>::launch(context, arguments, tokens, filling(kManyHeads, kPortableCluster));
+  const auto few = Variant<1, kRows>::plan(tokens, arguments.heads);
+  const auto many = Variant<4, kRows>::plan(tokens, arguments.heads);
+  if (few.splits == 0 && many.splits == 0) return false;
+  if (few.cost <= many.cost) return Variant<1, kRows>::launch(context, arguments, tokens, few.splits);
+  return Variant<4, kRows>::launch(context, arguments, tokens, many.splits);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include <cmath>
 
 #include "kernels/cuda_attention.h"
+#include "kernels/cuda_dependent.cuh"
 #include "kernels/cuda_mma.cuh"
 
 namespace faultline::kernels::mla {
@@ -38,6 +39,7 @@ constexpr int kRowChunks = kRowBytes / kChunk;       // 72
 constexpr int kLatentChunks = kLatent * 2 / kChunk;  // 64: the rope part begins here
 constexpr int kGroup = 128;                          // latent dims that share a scale in a packed row
 constexpr int kProbabilityStride = kKeys + 4;        // floats; of the packed format
+constexpr int kMostSplits = 16;                      // blocks of a cluster
 constexpr float kLog2E = 1.44269504088896340736f;
 
 enum class Rows : uint8_t { kBf16, kPlainFp8, kPacked };
@@ -87,8 +89,10 @@ struct Memory {
   static constexpr int kBytes = kMasks + 2 * kKeys;
   // After the last tile: the block's output, maxima and totals for its cluster, over queries and tiles.
   static constexpr int kOutput = 0;
-  static constexpr int kOutputStride = kLatent + 4;  // floats
-  static_assert(kHeads * kOutputStride * 4 <= kRaw);
+  static constexpr int kOutputStride = kLatent + 4;                           // floats
+  static constexpr int kMergeWeights = kOutput + kHeads * kOutputStride * 4;  // [head][split]
+  static constexpr int kMergeInverses = kMergeWeights + kHeads * kMostSplits * 4;
+  static_assert(kMergeInverses + kHeads * 4 <= kRaw);
 };
 
 __device__ __forceinline__ uint32_t swizzled(uint32_t base, int row, int chunk) {
@@ -102,6 +106,7 @@ class Worker {
   static constexpr int kHeads = M::kHeads;
   static constexpr int kKeyWarps = kWarps / kRowTiles;     // warps side by side over the keys of a tile
   static constexpr int kKeyTiles = kKeys / 8 / kKeyWarps;  // 8-key tiles of a warp
+  static constexpr bool kHolds = kRowTiles == 1;
 
   __device__ Worker(const Arguments& a, unsigned char* memory)
       : a_(a),
@@ -131,24 +136,31 @@ class Worker {
 #pragma unroll
         for (int c = 0; c < 4; ++c) out_[i][j][c] = 0;
 
-    int64_t slot = 0;
+    int64_t slot = 0;     // of the tile to fetch next
+    bool present = true;  // whether this thread's row of the tile at hand is a key
     if (tile < end) {
-      fetch(slot_of(tile), 0);
+      slot = slot_of(tile);
+      present = slot != kMaskedSlot;
+      fetch(slot, 0);
       slot = slot_of(tile + 1);
     }
+    bool fresh = true;
     for (int buffer = 0; tile < end; ++tile) {
       wait_for_copies();
-      __syncthreads();  // the tile has arrived, and the last one is done with
+      // The tile has arrived, and the last one is done with. A tile without a key changes nothing.
+      const bool keys = __syncthreads_or(present ? 1 : 0) != 0;
+      if (fresh) hold_queries();
+      fresh = false;
       if constexpr (kRows == Rows::kBf16) {
         if (tile + 1 < end) fetch(slot, buffer ^ 1);
       } else {
-        decode();
-        // The masks' half of this tile is still to be read.
+        if (keys) decode();
         __syncthreads();
         if (tile + 1 < end) fetch(slot, buffer ^ 1);
       }
+      present = slot != kMaskedSlot;
       if (tile + 2 < end) slot = slot_of(tile + 2);
-      absorb(buffer);
+      if (keys) absorb(buffer);
       buffer ^= 1;
     }
     finish();
@@ -171,6 +183,16 @@ class Worker {
     commit_copies();
   }
 
+  // One row tile's queries are few enough to stay in registers.
+  __device__ void hold_queries() {
+    if constexpr (kHolds) {
+      const uint32_t row = base_ + M::kQueries + static_cast<uint32_t>((lane_ & 15) * kRowBytes);
+#pragma unroll
+      for (int s = 0; s < kWidth / 16; ++s)
+        load_matrices(queries_[s], row + static_cast<uint32_t>(((2 * s + (lane_ >> 4)) ^ (lane_ & 7)) << 4));
+    }
+  }
+
   // Entries to visit: all that may hold a key, so that a tail of masked entries costs nothing.
   __device__ int count_entries() {
     if (a_.rule == KeyRule::kPageTable)
@@ -184,6 +206,7 @@ class Worker {
       return entries_ < 0 ? 0 : entries_;
     }
     entries_ = a_.topk;
+    if (a_.splits > 1) return entries_;  // where few tokens are split, looking first costs more than it saves
     int last = 0;
 #pragma unroll 8
     for (int i = thread_; i < a_.topk; i += kThreads)
@@ -291,8 +314,8 @@ class Worker {
     const int flip = lane_ & 7;
     const uint32_t q_row = base_ + M::kQueries + static_cast<uint32_t>((row_warp() * 16 + (lane_ & 15)) * kRowBytes);
     const int first_key = key_warp() * kKeyTiles * 8;
-    constexpr int kSteps = 4;                             // of 16 dims
-    constexpr int kChains = kKeyTiles == 1 ? kSteps : 1;  // sums side by side, so that no product waits for the last
+    constexpr int kSteps = 4;                        // of 16 dims
+    constexpr int kChains = kKeyTiles == 1 ? 2 : 1;  // sums side by side, so that no product waits for the last
     float group[kChains][kKeyTiles][4];
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n)
@@ -309,7 +332,7 @@ class Worker {
       return sum;
     };
     constexpr int kRounds = kWidth / 16 / kSteps;  // 9 rounds of 64 dims; the last is the rope part
-#pragma unroll 3
+#pragma unroll(kHolds ? kRounds : 3)
     for (int round = 0; round < kRounds; ++round) {
       const auto dims = static_cast<uint32_t>(round * kSteps * 32);
       uint32_t b[kSteps][kKeyTiles][2];
@@ -342,10 +365,14 @@ class Worker {
       }
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        uint32_t a[4];
-        load_matrices(a, q_row + dims + static_cast<uint32_t>(((2 * s + (lane_ >> 4)) ^ flip) << 4));
+        if constexpr (kHolds) {
+          multiply_add(group[s % kChains][0], queries_[round * kSteps + s], b[s][0][0], b[s][0][1]);
+        } else {
+          uint32_t a[4];
+          load_matrices(a, q_row + dims + static_cast<uint32_t>(((2 * s + (lane_ >> 4)) ^ flip) << 4));
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) multiply_add(group[s % kChains][n], a, b[s][n][0], b[s][n][1]);
+          for (int n = 0; n < kKeyTiles; ++n) multiply_add(group[s % kChains][n], a, b[s][n][0], b[s][n][1]);
+        }
       }
       if constexpr (kRows == Rows::kPacked) {
         if (round % 2 == 1) {
@@ -568,35 +595,49 @@ class Worker {
           *reinterpret_cast<float2*>(output + (m * 16 + lane_ / 4 + 8 * i) * M::kOutputStride + warp_ * 64 + n * 8 +
                                      2 * (lane_ & 3)) = float2{out_[m][n][2 * i], out_[m][n][2 * i + 1]};
     cluster.sync();
-    const float* totals = floats(M::kReduce);
-    const float* maxima = floats(M::kCorrection);
-    constexpr int kQuads = kLatent / 4;
-    for (int item = rank_ * kThreads + thread_; item < kHeads * kQuads; item += a_.splits * kThreads) {
-      const int head = item / kQuads;
-      const int column = item % kQuads * 4;
+    // Sixteen lanes share a head: a lane a split.
+    float* weights = floats(M::kMergeWeights);
+    float* inverses = floats(M::kMergeInverses);
+#pragma unroll
+    for (int item = thread_; item < kHeads * kMostSplits; item += kThreads) {
+      const int head = item / kMostSplits;
+      const int split = item % kMostSplits;
+      const bool present = split < a_.splits;
+      const float part = present ? cluster.map_shared_rank(floats(M::kReduce), split)[head] : 0.0f;
+      const float maximum = present ? cluster.map_shared_rank(floats(M::kCorrection), split)[head] : kMinusInfinity;
+      float largest = fmaxf(a_.initial_max, maximum);
+#pragma unroll
+      for (int step = kMostSplits / 2; step > 0; step /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+      const float factor = part == 0 ? 0.0f : exp2f((maximum - largest) * kLog2E);  // a split without keys
+      float total = factor * part;
+#pragma unroll
+      for (int step = kMostSplits / 2; step > 0; step /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
+      weights[item] = factor;
+      if (split == 0) inverses[head] = total == 0 ? 0.0f : 1.0f / total;
+    }
+    __syncthreads();
+    constexpr int kPairs = kLatent / 2;
+    for (int item = rank_ * kThreads + thread_; item < kHeads * kPairs; item += a_.splits * kThreads) {
+      const int head = item / kPairs;
+      const int column = item % kPairs * 2;
       if (first_head_ + head >= a_.heads) continue;
-      float largest = a_.initial_max;
-#pragma unroll 8
-      for (int s = 0; s < a_.splits; ++s) largest = fmaxf(largest, cluster.map_shared_rank(maxima, s)[head]);
-      float total = 0;
-      float4 sum{0, 0, 0, 0};
-#pragma unroll 8
-      for (int s = 0; s < a_.splits; ++s) {
-        const float part = cluster.map_shared_rank(totals, s)[head];
-        const float maximum = cluster.map_shared_rank(maxima, s)[head];
-        const float factor = part == 0 ? 0.0f : exp2f((maximum - largest) * kLog2E);  // a split without keys
-        const float4 value =
-            *reinterpret_cast<const float4*>(cluster.map_shared_rank(output, s) + head * M::kOutputStride + column);
-        total += factor * part;
-        sum.x += factor * value.x;
-        sum.y += factor * value.y;
-        sum.z += factor * value.z;
-        sum.w += factor * value.w;
-      }
-      const float inverse = total == 0 ? 0.0f : 1.0f / total;
-      *reinterpret_cast<uint2*>(a_.out + token_ * a_.out_token_stride + (first_head_ + head) * a_.out_head_stride +
-                                column) =
-          uint2{pack_bf16(sum.x * inverse, sum.y * inverse), pack_bf16(sum.z * inverse, sum.w * inverse)};
+      float2 parts[kMostSplits];
+#pragma unroll
+      for (int s = 0; s < kMostSplits; ++s)
+        if (s < a_.splits)
+          parts[s] =
+              *reinterpret_cast<const float2*>(cluster.map_shared_rank(output, s) + head * M::kOutputStride + column);
+      float2 sum{0, 0};
+#pragma unroll
+      for (int s = 0; s < kMostSplits; ++s)
+        if (s < a_.splits) {
+          sum.x += weights[head * kMostSplits + s] * parts[s].x;
+          sum.y += weights[head * kMostSplits + s] * parts[s].y;
+        }
+      const float inverse = inverses[head];
+      *reinterpret_cast<uint32_t*>(a_.out + token_ * a_.out_token_stride + (first_head_ + head) * a_.out_head_stride +
+                                   column) = pack_bf16(sum.x * inverse, sum.y * inverse);
     }
     cluster.sync();  // no block leaves while another reads from it
   }
@@ -616,11 +657,13 @@ class Worker {
   float largest_[2];  // of rows lane / 4 and lane / 4 + 8 of the warp's 16
   float total_[2];    // this lane's share
   float out_[kRowTiles][8][4];
+  uint32_t queries_[kHolds ? kWidth / 16 : 1][4];
 };
 
 template <int kRowTiles, Rows kRows>
 __global__ void __launch_bounds__(kThreads, 1) mla_attention(const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(128) unsigned char memory[];
+  begin_dependent();
   Worker<kRowTiles, kRows>(arguments, memory).run();
 }
 

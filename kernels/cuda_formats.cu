@@ -1,5 +1,7 @@
 // CUDA-only bodies of what changes formats: the FP4 quantiser, the cache writers and the gather, on bf16 activations.
 // Each gives the bytes of its single-source body (quantize_fp4.h, cache_write.h, cache_gather.h).
+#include <type_traits>
+
 #include "kernels/cache_gather.h"
 #include "kernels/cache_write.h"
 #include "kernels/cuda_vector.cuh"
@@ -17,12 +19,50 @@ constexpr unsigned kEveryLane = 0xFFFFFFFFu;
 using Quantizer = QuantizeFp4Body<Bf16, false>;
 constexpr int kBlockColumns = Quantizer::kBlockColumns;
 
+// Input scales at regular distances, as those of a layer's experts mostly are: an argument of 8 KiB takes a launch
+// longer than the rest of it.
+struct RegularScales {
+  static constexpr int kSeries = 2;  // one scalar a projection, taking turns
+  int32_t count = 0;
+  const float* first[kSeries] = {};
+  int64_t distance = 0;  // elements
+  __device__ const float* at_index(int i) const { return first[i % kSeries] + i / kSeries * distance; }
+
+  // Whether all of `scales` lie so.
+  static bool of(const InputScales& scales, RegularScales& result) {
+    result.count = scales.count;
+    result.first[0] = scales.at[0];
+    result.first[1] = scales.count > 1 ? scales.at[1] : scales.at[0];
+    result.distance = scales.count > kSeries ? scales.at[kSeries] - scales.at[0] : 0;
+    for (int i = 0; i < scales.count; ++i)
+      if (scales.at[i] != result.first[i % kSeries] + i / kSeries * result.distance) return false;
+    return true;
+  }
+};
+struct ListedScales : InputScales {
+  __device__ const float* at_index(int i) const { return at[i]; }
+};
+
+template <class Scales>
+struct Quantization {
+  const Bf16* x;
+  uint8_t* codes;
+  uint8_t* scales;
+  int row_blocks;
+  int blocks;
+  int64_t x_stride;
+  int64_t codes_stride;
+  int64_t scales_stride;
+  Scales input_scales;
+};
+
 // 1 / the largest of the input scales, a NaN winning; for every thread.
-__device__ float inverse_input_scale(const InputScales& scales, float* partial) {
+template <class Scales>
+__device__ float inverse_input_scale(const Scales& scales, float* partial) {
   float largest = -INFINITY;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < scales.count; i += kPieceThreads) {
-    const float value = *scales.at[i];
+    const float value = *scales.at_index(i);
     if (value > largest || value != value) largest = value;
   }
   const auto merge = [](float a, float b) { return a > b || a != a ? a : b; };
@@ -33,32 +73,33 @@ __device__ float inverse_input_scale(const InputScales& scales, float* partial) 
   return 1.0f / largest;
 }
 
-__global__ void __launch_bounds__(kPieceThreads) quantize_blocks(const __grid_constant__ Quantizer q, int blocks) {
+template <class Scales>
+__global__ void __launch_bounds__(kPieceThreads) quantize_blocks(const __grid_constant__ Quantization<Scales> q) {
+  begin_dependent();
   __shared__ float partial[kPieceThreads / kWarp];
-  const int row_blocks = static_cast<int>(q.columns) / kBlockColumns;
   int block = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   const auto step = static_cast<int>(gridDim.x * kPieceThreads);
   uint4 first{};
   uint4 second{};
   const auto fetch = [&] {
-    const Bf16* from = q.x.data + block / row_blocks * q.x_stride + block % row_blocks * kBlockColumns;
+    const Bf16* from = q.x + block / q.row_blocks * q.x_stride + block % q.row_blocks * kBlockColumns;
     first = load_bits(from);
     second = load_bits(from + kVector);
   };
-  if (block < blocks) fetch();
-  const float global = q.input_scales.count > 0 ? inverse_input_scale(q.input_scales, partial) : q.global;
-  while (block < blocks) {
-    const int64_t row = block / row_blocks;
-    const int column_block = block % row_blocks;
+  if (block < q.blocks) fetch();
+  const float global = inverse_input_scale(q.input_scales, partial);
+  while (block < q.blocks) {
+    const int64_t row = block / q.row_blocks;
+    const int column_block = block % q.row_blocks;
     const Eight halves[2] = {unpack(first), unpack(second)};
     block += step;
-    if (block < blocks) fetch();
+    if (block < q.blocks) fetch();
     float amax = fabsf(halves[0].v[0]);
 #pragma unroll
     for (int i = 1; i < kBlockColumns; ++i) amax = fmaxf(amax, fabsf(halves[i / kVector].v[i % kVector]));
     const uint8_t rounded = float_to_e4m3(clamp_e4m3(global * amax / Quantizer::kLargestCode));
     const uint8_t code = e4m3_is_nan(rounded) ? Quantizer::kE4m3Nan : rounded;
-    q.scales.data[row * q.scales_stride + column_block] = code;
+    q.scales[row * q.scales_stride + column_block] = code;
     const float scale = e4m3_to_float(code);
     const float factor = scale == 0.0f ? 0.0f : global / scale;
     uint32_t words[2] = {0, 0};
@@ -66,7 +107,7 @@ __global__ void __launch_bounds__(kPieceThreads) quantize_blocks(const __grid_co
     for (int i = 0; i < kBlockColumns; ++i)
       words[i / kVector] |= static_cast<uint32_t>(float_to_e2m1(halves[i / kVector].v[i % kVector] * factor))
                             << (i % kVector * 4);
-    *reinterpret_cast<uint2*>(q.codes.data + row * q.codes_stride + column_block * kBlockColumns / 2) =
+    *reinterpret_cast<uint2*>(q.codes + row * q.codes_stride + column_block * kBlockColumns / 2) =
         uint2{words[0], words[1]};
   }
 }
@@ -81,6 +122,7 @@ __device__ __forceinline__ uint32_t four_codes(float a, float b, float c, float 
 // A thread eight columns of a row, stored as floats, bf16 or codes.
 __global__ void __launch_bounds__(kPieceThreads)
     store_rows(const __grid_constant__ CacheWriteOperands<Bf16> o, int pieces) {
+  begin_dependent();
   const int piece = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   if (piece >= pieces) return;
   const int row_pieces = static_cast<int>(o.layout.width()) / kVector;
@@ -127,6 +169,7 @@ __device__ __forceinline__ uint32_t codes_of(const Four& f, float inverse) {
 
 // One block a row.
 __global__ void __launch_bounds__(kPackThreads) pack_rows(const __grid_constant__ CacheWriteOperands<Bf16> o) {
+  begin_dependent();
   const int64_t row = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int group = static_cast<int>(threadIdx.x) / kWarp;
@@ -147,6 +190,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_rows(const __grid_constant_
 
 // One warp a row.
 __global__ void __launch_bounds__(kPieceThreads) store_index_keys(const __grid_constant__ CacheWriteOperands<Bf16> o) {
+  begin_dependent();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (kPieceThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= o.rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -162,6 +206,7 @@ __global__ void __launch_bounds__(kPieceThreads) store_index_keys(const __grid_c
 
 __global__ void __launch_bounds__(kPieceThreads)
     gather_rows(const __grid_constant__ CacheGatherOperands<Bf16> o, int pieces) {
+  begin_dependent();
   const int piece = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   if (piece >= pieces) return;
   const int row_pieces = static_cast<int>(o.layout.width()) / kVector;
@@ -208,13 +253,23 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const Quantizer& body)
   const unsigned enough = piece_blocks(count);
   const auto most = static_cast<unsigned>(gpu_limits().multiprocessors * kBlocksEach);
   constexpr uintptr_t kCodesAlignment = 8;
-  if (enough == 0 || most == 0 || body.columns % kBlockColumns != 0 ||
+  if (enough == 0 || most == 0 || body.columns % kBlockColumns != 0 || body.input_scales.count == 0 ||
       !aligned_for_vectors(body.x.data, body.x_stride * kElement) ||
       (reinterpret_cast<uintptr_t>(body.codes.data) | static_cast<uintptr_t>(body.codes_stride)) % kCodesAlignment != 0)
     return false;
   const unsigned blocks = enough < most ? enough : most;
-  quantize_blocks<<<blocks, kPieceThreads, 0, stream_of(context)>>>(body, static_cast<int>(count));
-  check_launch("quantize_fp4");
+  const auto launch = [&](const auto& scales) {
+    using Scales = std::remove_cvref_t<decltype(scales)>;
+    start(context, "quantize_fp4", quantize_blocks<Scales>, blocks, kPieceThreads, 0,
+          Quantization<Scales>{body.x.data, body.codes.data, body.scales.data,
+                               static_cast<int>(body.columns / kBlockColumns), static_cast<int>(count), body.x_stride,
+                               body.codes_stride, body.scales_stride, scales});
+  };
+  RegularScales regular;
+  if (RegularScales::of(body.input_scales, regular))
+    launch(regular);
+  else
+    launch(ListedScales{body.input_scales});
   return true;
 }
 
@@ -224,9 +279,8 @@ bool cuda_faster(const LaunchContext& context, Grid, const StoreRowsBody<Bf16, f
   if (blocks == 0 || o.layout.width() % kVector != 0 || !aligned_for_vectors(o.x.data, o.x_stride * kElement) ||
       !aligned_for_vectors(o.pool.data, o.layout.row_stride))
     return false;
-  store_rows<<<blocks, kPieceThreads, 0, stream_of(context)>>>(o,
-                                                               static_cast<int>(o.rows * o.layout.width() / kVector));
-  check_launch("store_kv");
+  start(context, "store_kv", store_rows, blocks, kPieceThreads, 0, o,
+        static_cast<int>(o.rows * o.layout.width() / kVector));
   return true;
 }
 
@@ -237,8 +291,7 @@ bool cuda_faster(const LaunchContext& context, Grid, const PackRowsBody<Bf16, fa
       o.layout.rope != 2 * kWarp || !aligned_for_vectors(o.x.data, o.x_stride * kElement) ||
       !aligned_for_vectors(o.pool.data, o.layout.row_stride))
     return false;
-  pack_rows<<<static_cast<unsigned>(o.rows), kPackThreads, 0, stream_of(context)>>>(o);
-  check_launch("quantize_k_cache");
+  start(context, "quantize_k_cache", pack_rows, static_cast<unsigned>(o.rows), kPackThreads, 0, o);
   return true;
 }
 
@@ -248,8 +301,7 @@ bool cuda_faster(const LaunchContext& context, Grid, const StoreIndexKeysBody<Bf
   if (blocks == 0 || o.layout.latent != kGroupColumns || !aligned_for_vectors(o.x.data, o.x_stride * kElement) ||
       !aligned_for_vectors(o.pool.data, o.layout.page_size * o.layout.row_stride))
     return false;
-  store_index_keys<<<blocks, kPieceThreads, 0, stream_of(context)>>>(o);
-  check_launch("store_index_k");
+  start(context, "store_index_k", store_index_keys, blocks, kPieceThreads, 0, o);
   return true;
 }
 
@@ -260,9 +312,8 @@ bool cuda_faster(const LaunchContext& context, Grid, const CacheGatherBody<Bf16,
       o.layout.format == RowFormat::kIndexFp8 || !aligned_for_vectors(o.out.data, o.out_stride * kElement) ||
       !aligned_for_vectors(o.pool.data, o.layout.row_stride))
     return false;
-  gather_rows<<<blocks, kPieceThreads, 0, stream_of(context)>>>(o,
-                                                                static_cast<int>(o.rows * o.layout.width() / kVector));
-  check_launch("dequantize_k_cache");
+  start(context, "dequantize_k_cache", gather_rows, blocks, kPieceThreads, 0, o,
+        static_cast<int>(o.rows * o.layout.width() / kVector));
   return true;
 }
 

@@ -39,6 +39,7 @@ struct Memory {
 template <int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) score_keys(const __grid_constant__ IndexScoresOperands<Bf16> o,
                                                        int tokens_each, float head_scale, float dim_scale) {
+  begin_dependent();
   using M = Memory<kHeadTiles>;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ int ends[kMostTokens];
@@ -185,9 +186,8 @@ void launch_scores(const LaunchContext& context, const IndexScoresOperands<Bf16>
         score_keys<kHeadTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, Memory<kHeadTiles>::kBytes);
     static_cast<void>(allowed);
   }
-  score_keys<kHeadTiles>
-      <<<grid, kThreads, Memory<kHeadTiles>::kBytes, stream_of(context)>>>(o, tokens_each, head_scale, dim_scale);
-  check_launch("index_scores");
+  start(context, "index_scores", score_keys<kHeadTiles>, grid, kThreads, Memory<kHeadTiles>::kBytes, o, tokens_each,
+        head_scale, dim_scale);
 }
 
 }  // namespace
@@ -199,8 +199,8 @@ bool cuda_faster(const LaunchContext& context, Grid, const IndexScoresBody<Bf16,
   constexpr int64_t kLargestGridY = 65535;
   constexpr int64_t kLargestColumns = 1 << 30;
   const int tokens_each = o.tokens <= kFewTokens ? 1 : kMostTokens;
-  if (o.layout.format != RowFormat::kIndexFp8 || o.layout.latent != kDim || o.columns > kLargestColumns ||
-      (o.tokens + tokens_each - 1) / tokens_each > kLargestGridY ||
+  if (o.tokens <= 0 || o.columns <= 0 || o.layout.format != RowFormat::kIndexFp8 || o.layout.latent != kDim ||
+      o.columns > kLargestColumns || (o.tokens + tokens_each - 1) / tokens_each > kLargestGridY ||
       !aligned_for_vectors(o.q.data, o.q_token_stride * kElement, o.q_head_stride * kElement) ||
       !aligned_for_vectors(o.pool.data, o.layout.page_size * o.layout.row_stride))
     return false;

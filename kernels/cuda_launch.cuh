@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <typeinfo>
 
+#include "kernels/cuda_dependent.cuh"
 #include "kernels/launch.h"
 
 namespace faultline::kernels {
@@ -16,14 +17,12 @@ namespace faultline::kernels {
 class CudaBlock {
  public:
   __device__ explicit CudaBlock(unsigned char* shared) : shared_(shared) {
-    place_.block = blockIdx.x + static_cast<int64_t>(gridDim.x) *
-                                    (blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z);
+    place_.block =
+        blockIdx.x + static_cast<int64_t>(gridDim.x) * (blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z);
     place_.thread = static_cast<int32_t>(threadIdx.x);
   }
 
-  __device__ int64_t index(int axis) const {
-    return axis == 0 ? blockIdx.x : (axis == 1 ? blockIdx.y : blockIdx.z);
-  }
+  __device__ int64_t index(int axis) const { return axis == 0 ? blockIdx.x : (axis == 1 ? blockIdx.y : blockIdx.z); }
   __device__ int threads() const { return static_cast<int>(blockDim.x); }
 
   template <class Phase>
@@ -47,7 +46,8 @@ class CudaBlock {
 
   template <class Values>
   __device__ float sum(const Values& values) const {
-    return reduce(values[static_cast<int>(threadIdx.x)], [](float a, float b) { return a + b; }, 0.0f);
+    return reduce(
+        values[static_cast<int>(threadIdx.x)], [](float a, float b) { return a + b; }, 0.0f);
   }
   template <class Values>
   __device__ float max(const Values& values) const {
@@ -93,6 +93,7 @@ class PerThread<T, CudaBlock> {
 template <class Body>
 __global__ void run_body(const __grid_constant__ Body body) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
+  begin_dependent();
   CudaBlock block(shared_memory);
   body(block);
 }
@@ -123,12 +124,9 @@ void cuda_launch(const LaunchContext& context, Grid grid, int threads, size_t sh
     }
   }
   const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
-  run_body<Body><<<blocks, static_cast<unsigned>(threads), bytes, static_cast<cudaStream_t>(context.stream)>>>(body);
-  const cudaError_t launched = cudaPeekAtLastError();
-  if (launched != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    refuse(cudaGetErrorString(launched));
-  }
+  const cudaError_t launched =
+      launch_dependent(context, run_body<Body>, blocks, static_cast<unsigned>(threads), bytes, 1, body);
+  if (launched != cudaSuccess && !device_died(launched)) refuse(cudaGetErrorString(launched));
 }
 
 }  // namespace faultline::kernels

@@ -14,28 +14,35 @@ constexpr unsigned kEveryLane = 0xFFFFFFFFu;
 // Lane l holds experts l, l + 32, …; the best choice left is found k times, ties to the lower expert.
 template <class T, int kEach>
 __global__ void __launch_bounds__(kPieceThreads) route(const __grid_constant__ RouterBody<T, false> r, int tokens) {
+  begin_dependent();
   const int token = static_cast<int>(blockIdx.x) * (kPieceThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
   if (token >= tokens) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto experts = static_cast<int>(r.experts);
   const auto k = static_cast<int>(r.k);
-  const auto bias_of = [&](int e) {
-    if (r.bias.scalar == Scalar::kF32) return static_cast<const float*>(r.bias.data)[e];
-    if (r.bias.scalar == Scalar::kBf16) return to_float(static_cast<const Bf16*>(r.bias.data)[e]);
-    return to_float(static_cast<const F16*>(r.bias.data)[e]);
-  };
   float scores[kEach];
+  float biases[kEach];
+  // All loads before anything waits for one.
+  const auto load = [&](const auto* bias) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = i * kWarp + lane;
+      scores[i] = e < experts ? to_float(r.logits.data[token * r.logits_stride + e]) : 0.0f;
+      biases[i] = e < experts ? to_float(bias[e]) : 0.0f;
+    }
+  };
+  if (r.bias.scalar == Scalar::kF32)
+    load(static_cast<const float*>(r.bias.data));
+  else if (r.bias.scalar == Scalar::kBf16)
+    load(static_cast<const Bf16*>(r.bias.data));
+  else
+    load(static_cast<const F16*>(r.bias.data));
   uint32_t choices[kEach];  // 0: not to be had
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int e = i * kWarp + lane;
-    scores[i] = 0;
-    choices[i] = 0;
-    if (e < experts) {
-      scores[i] = 1.0f / (1.0f + expf(-to_float(r.logits.data[token * r.logits_stride + e])));
-      const float value = scores[i] + bias_of(e);
-      choices[i] = ordered_key(value == value ? value + 0.0f : -INFINITY);  // one zero
-    }
+    scores[i] = 1.0f / (1.0f + expf(-scores[i]));
+    const float value = scores[i] + biases[i];
+    choices[i] = i * kWarp + lane < experts ? ordered_key(value == value ? value + 0.0f : -INFINITY) : 0;  // one zero
   }
   int chosen = 0;  // of round `lane`
   float score = 0;
@@ -80,8 +87,7 @@ bool launch_route(const LaunchContext& context, Grid grid, const RouterBody<T, f
   if (blocks == 0) return false;
   static_assert(kPieceThreads == kTokensEach * kWarp);
   const auto kernel = body.experts <= kFew * kWarp ? route<T, kFew> : route<T, kMany>;
-  kernel<<<blocks, kPieceThreads, 0, stream_of(context)>>>(body, static_cast<int>(grid.x));
-  check_launch("router");
+  start(context, "router", kernel, blocks, kPieceThreads, 0, body, static_cast<int>(grid.x));
   return true;
 }
 
@@ -93,6 +99,7 @@ constexpr int kAlignWarps = kAlignThreads / kWarp;
 __global__ void __launch_bounds__(kAlignThreads)
     sort_by_expert(const int32_t* ids, int32_t* order, int32_t* offsets, int total, int k, int experts, int ids_stride,
                    int run) {
+  begin_dependent();
   extern __shared__ int counts[];  // [warp][expert]
   __shared__ int sums[kWarp];
   const int thread = static_cast<int>(threadIdx.x);
@@ -177,10 +184,9 @@ bool cuda_faster(const LaunchContext& context, Grid, const MoeAlignBody<false>& 
   const int64_t bytes = warps * body.experts * static_cast<int64_t>(sizeof(int));
   if (bytes > kSharedBytes) return false;
   static_assert(kAlignWarps == kWarp);
-  sort_by_expert<<<1, kAlignThreads, static_cast<size_t>(bytes), stream_of(context)>>>(
-      body.ids.data, body.order.data, body.offsets.data, static_cast<int>(total), static_cast<int>(body.k),
-      static_cast<int>(body.experts), static_cast<int>(body.ids_stride), static_cast<int>(run));
-  check_launch("moe_align");
+  start(context, "moe_align", sort_by_expert, 1, kAlignThreads, static_cast<size_t>(bytes), body.ids.data,
+        body.order.data, body.offsets.data, static_cast<int>(total), static_cast<int>(body.k),
+        static_cast<int>(body.experts), static_cast<int>(body.ids_stride), static_cast<int>(run));
   return true;
 }
 

@@ -17,6 +17,7 @@ constexpr int64_t kLargestBlock = 1024;
 
 template <class W, bool kLayerNorm>
 __global__ void __launch_bounds__(kLargestBlock) norm_rows(const __grid_constant__ NormOperands<Bf16> o) {
+  begin_dependent();
   __shared__ float partial[kWarp];
   const int64_t row = blockIdx.x;
   const int column = static_cast<int>(threadIdx.x) * kVector;
@@ -62,18 +63,18 @@ bool launch_norm(const LaunchContext& context, const NormOperands<Bf16>& o) {
   const auto blocks = static_cast<unsigned>(o.rows);
   const auto threads = static_cast<unsigned>((o.columns / kVector + kWarp - 1) / kWarp * kWarp);
   if (floats)
-    norm_rows<float, kLayerNorm><<<blocks, threads, 0, stream_of(context)>>>(o);
+    start(context, "norm", norm_rows<float, kLayerNorm>, blocks, threads, 0, o);
   else
-    norm_rows<Bf16, kLayerNorm><<<blocks, threads, 0, stream_of(context)>>>(o);
-  check_launch("norm");
+    start(context, "norm", norm_rows<Bf16, kLayerNorm>, blocks, threads, 0, o);
   return true;
 }
 
 // --- rotary embedding: one block a token; a piece is eight dims, or twice eight of both halves of the pairs
 
-constexpr int kRopeBlock = 256;
+constexpr int kRopeBlock = 512;
 
 __global__ void __launch_bounds__(kRopeBlock) rotate_rows(const __grid_constant__ RopeOperands<Bf16> o) {
+  begin_dependent();
   __shared__ float cosine[kMaxRopePairs];
   __shared__ float sine[kMaxRopePairs];
   const int64_t token = blockIdx.x;
@@ -81,6 +82,19 @@ __global__ void __launch_bounds__(kRopeBlock) rotate_rows(const __grid_constant_
   const int rotated = (o.interleaved ? 2 * pairs : pairs) / kVector;  // pieces a head
   const int pieces = rotated + static_cast<int>(o.dim - o.rope_dim) / kVector;
   const int count = static_cast<int>(o.heads) * pieces;
+  const Bf16* x = o.x.data + token * o.x_token_stride;
+  Bf16* out = o.out.data + token * o.out_token_stride;
+  // A piece is fetched before the angles are there.
+  uint4 first_bits{};
+  uint4 second_bits{};
+  const auto fetch = [&](int item) {
+    const int piece = item % pieces;
+    const Bf16* from = x + item / pieces * o.x_head_stride;
+    first_bits = load_bits(from + (piece >= rotated ? o.rope_dim + (piece - rotated) * kVector : piece * kVector));
+    if (!o.interleaved && piece < rotated) second_bits = load_bits(from + pairs + piece * kVector);
+  };
+  int item = static_cast<int>(threadIdx.x);
+  if (item < count) fetch(item);
   if (pairs > 0) {
     const auto position = static_cast<float>(o.positions.data[token * o.position_stride]);
     for (int i = static_cast<int>(threadIdx.x); i < pairs; i += static_cast<int>(blockDim.x)) {
@@ -90,18 +104,17 @@ __global__ void __launch_bounds__(kRopeBlock) rotate_rows(const __grid_constant_
     }
   }
   __syncthreads();
-  const Bf16* x = o.x.data + token * o.x_token_stride;
-  Bf16* out = o.out.data + token * o.out_token_stride;
-  for (int item = static_cast<int>(threadIdx.x); item < count; item += static_cast<int>(blockDim.x)) {
-    const int head = item / pieces;
+  while (item < count) {
     const int piece = item % pieces;
-    const Bf16* from = x + head * o.x_head_stride;
-    Bf16* to = out + head * o.out_head_stride;
+    Bf16* to = out + item / pieces * o.out_head_stride;
+    const uint4 bits = first_bits;
+    const uint4 other = second_bits;
+    item += static_cast<int>(blockDim.x);
+    if (item < count) fetch(item);
     if (piece >= rotated) {
-      const auto at = o.rope_dim + (piece - rotated) * kVector;
-      *reinterpret_cast<uint4*>(to + at) = load_bits(from + at);
+      *reinterpret_cast<uint4*>(to + o.rope_dim + (piece - rotated) * kVector) = bits;
     } else if (o.interleaved) {
-      Eight e = load_eight(from + piece * kVector);
+      Eight e = unpack(bits);
 #pragma unroll
       for (int i = 0; i < kVector; i += 2) {
         const float c = cosine[piece * (kVector / 2) + i / 2];
@@ -113,8 +126,8 @@ __global__ void __launch_bounds__(kRopeBlock) rotate_rows(const __grid_constant_
       }
       store_eight(to + piece * kVector, e);
     } else {
-      Eight first = load_eight(from + piece * kVector);
-      Eight second = load_eight(from + pairs + piece * kVector);
+      Eight first = unpack(bits);
+      Eight second = unpack(other);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float c = cosine[piece * kVector + i];
@@ -134,6 +147,7 @@ __global__ void __launch_bounds__(kRopeBlock) rotate_rows(const __grid_constant_
 
 __global__ void __launch_bounds__(kPieceThreads)
     silu_mul_pieces(const Bf16* x, Bf16* out, int pieces, int columns, int64_t x_stride, int64_t out_stride) {
+  begin_dependent();
   const int piece = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   if (piece >= pieces) return;
   const int64_t row = piece / (columns / kVector);
@@ -149,6 +163,7 @@ __global__ void __launch_bounds__(kPieceThreads)
 __global__ void __launch_bounds__(kPieceThreads)
     add_pieces(const Bf16* a, const Bf16* b, Bf16* out, int pieces, int columns, int64_t a_stride, int64_t b_stride,
                int64_t out_stride) {
+  begin_dependent();
   const int piece = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   if (piece >= pieces) return;
   const int64_t row = piece / (columns / kVector);
@@ -164,6 +179,7 @@ template <int kExperts>  // 0: any number
 __global__ void __launch_bounds__(kPieceThreads)
     combine_pieces(const Bf16* x, const float* weights, Bf16* out, int pieces, int columns, int experts,
                    int64_t x_stride, int64_t weights_stride, int64_t out_stride) {
+  begin_dependent();
   const int piece = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   if (piece >= pieces) return;
   const int64_t token = piece / (columns / kVector);
@@ -206,8 +222,7 @@ bool cuda_faster(const LaunchContext& context, Grid, const RopeBody<Bf16, false>
     return false;
   const int64_t items = o.heads * o.dim / kVector;
   const int64_t threads = items < kRopeBlock ? (items + kWarp - 1) / kWarp * kWarp : kRopeBlock;
-  rotate_rows<<<static_cast<unsigned>(o.tokens), static_cast<unsigned>(threads), 0, stream_of(context)>>>(o);
-  check_launch("rope");
+  start(context, "rope", rotate_rows, static_cast<unsigned>(o.tokens), static_cast<unsigned>(threads), 0, o);
   return true;
 }
 
@@ -216,10 +231,9 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const SiluMulBody<Bf16
   if (blocks == 0 || body.columns % kVector != 0 || !aligned_for_vectors(body.x.data, body.x_stride * kElement) ||
       !aligned_for_vectors(body.out.data, body.out_stride * kElement))
     return false;
-  silu_mul_pieces<<<blocks, kPieceThreads, 0, stream_of(context)>>>(
-      body.x.data, body.out.data, static_cast<int>(grid.x * body.columns / kVector), static_cast<int>(body.columns),
-      body.x_stride, body.out_stride);
-  check_launch("silu_mul");
+  start(context, "silu_mul", silu_mul_pieces, blocks, kPieceThreads, 0, body.x.data, body.out.data,
+        static_cast<int>(grid.x * body.columns / kVector), static_cast<int>(body.columns), body.x_stride,
+        body.out_stride);
   return true;
 }
 
@@ -229,10 +243,9 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const AddBody<Bf16, fa
       !aligned_for_vectors(body.b.data, body.b_stride * kElement) ||
       !aligned_for_vectors(body.out.data, body.out_stride * kElement))
     return false;
-  add_pieces<<<blocks, kPieceThreads, 0, stream_of(context)>>>(
-      body.a.data, body.b.data, body.out.data, static_cast<int>(grid.x * body.columns / kVector),
-      static_cast<int>(body.columns), body.a_stride, body.b_stride, body.out_stride);
-  check_launch("add");
+  start(context, "add", add_pieces, blocks, kPieceThreads, 0, body.a.data, body.b.data, body.out.data,
+        static_cast<int>(grid.x * body.columns / kVector), static_cast<int>(body.columns), body.a_stride, body.b_stride,
+        body.out_stride);
   return true;
 }
 
@@ -243,10 +256,9 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const MoeCombineBody<B
       !aligned_for_vectors(body.out.data, body.out_stride * kElement))
     return false;
   const auto kernel = body.k == kUsual ? combine_pieces<kUsual> : combine_pieces<0>;
-  kernel<<<blocks, kPieceThreads, 0, stream_of(context)>>>(
-      body.x.data, body.weights.data, body.out.data, static_cast<int>(grid.x * body.columns / kVector),
-      static_cast<int>(body.columns), static_cast<int>(body.k), body.x_stride, body.weights_stride, body.out_stride);
-  check_launch("moe_combine");
+  start(context, "moe_combine", kernel, blocks, kPieceThreads, 0, body.x.data, body.weights.data, body.out.data,
+        static_cast<int>(grid.x * body.columns / kVector), static_cast<int>(body.columns), static_cast<int>(body.k),
+        body.x_stride, body.weights_stride, body.out_stride);
   return true;
 }
 

@@ -14,48 +14,58 @@ constexpr int kKeysHeld = 8192;
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
 
-// The sum of `value` over the threads before this one; `total` gets the sum over all. `partial` holds 33 ints.
-template <int kThreads>
-__device__ int before(int value, int* partial, int& total) {
+// The sum of `value` over the threads before this one; `total` gets the sum over all. `partial` holds 32 of them.
+template <int kThreads, class T>
+__device__ T before(T value, T* partial, T& total) {
   constexpr int kWarps = kThreads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  int inclusive = value;
+  T inclusive = value;
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2) {
-    const int other = __shfl_up_sync(kEveryLane, inclusive, step);
+    const T other = __shfl_up_sync(kEveryLane, inclusive, step);
     if (lane >= step) inclusive += other;
   }
   if (lane == kWarp - 1) partial[warp] = inclusive;
   __syncthreads();
   if (warp == 0) {
-    int sum = lane < kWarps ? partial[lane] : 0;
+    T sum = lane < kWarps ? partial[lane] : 0;
 #pragma unroll
     for (int step = 1; step < kWarp; step *= 2) {
-      const int other = __shfl_up_sync(kEveryLane, sum, step);
+      const T other = __shfl_up_sync(kEveryLane, sum, step);
       if (lane >= step) sum += other;
     }
     partial[lane] = sum;
   }
   __syncthreads();
   total = partial[kWarps - 1];
-  const int result = (warp > 0 ? partial[warp - 1] : 0) + inclusive - value;
+  const T result = (warp > 0 ? partial[warp - 1] : 0) + inclusive - value;
   __syncthreads();
   return result;
 }
 
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) select_rows(const __grid_constant__ TopKOperands o) {
+  begin_dependent();
   constexpr int kItems = kKeysHeld / kThreads;
   constexpr int kThreadBins = kBins / kThreads;
   __shared__ int histogram[kBins];
-  __shared__ int partial[kWarp + 1];
+  __shared__ int partial[kWarp];
+  __shared__ uint64_t pair_partial[kWarp];
   __shared__ int found_bin, found_above, found_count;
   const int64_t token = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   const auto topk = static_cast<int>(o.topk);
   const int length = o.lengths.data[token];
   const float* scores = o.scores.data + token * o.score_stride;
+  // Scores are fetched before the length is known: what lies past it inside the tensor is not looked at.
+  const int64_t fetchable = o.scores.extent - token * o.score_stride;
+  uint32_t keys[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int c = i * kThreads + thread;
+    keys[i] = c < fetchable && c < o.score_stride ? ordered_key(scores[c]) : 0;
+  }
   int32_t* out = o.out.data + token * o.out_stride;
   const int32_t* pages = o.transform == IndexTransform::kPaged
                              ? o.page_table.data + o.row_to_request.data[token] * o.page_table_stride
@@ -67,13 +77,7 @@ __global__ void __launch_bounds__(kThreads) select_rows(const __grid_constant__ 
     return;
   }
 
-  const bool held = length <= kKeysHeld;
-  uint32_t keys[kItems];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int c = i * kThreads + thread;
-    keys[i] = held && c < length ? ordered_key(scores[c]) : 0;
-  }
+  const bool held = length <= kKeysHeld && length <= fetchable && length <= o.score_stride;
   const auto for_each_key = [&](const auto& take) {
     if (held) {
 #pragma unroll
@@ -122,15 +126,17 @@ __global__ void __launch_bounds__(kThreads) select_rows(const __grid_constant__ 
     if (found_count == wanted) break;  // all of the bin is wanted
   }
 
-  int greater = 0;
-  int equal = 0;
+  // The greater ones, in the upper half, and the equal ones.
+  constexpr int kHalf = 32;
+  uint64_t counts = 0;
   for_each_key([&](int, uint32_t key) {
-    greater += key >> shift > prefix ? 1 : 0;
-    equal += key >> shift == prefix ? 1 : 0;
+    counts += key >> shift > prefix ? uint64_t{1} << kHalf : 0;
+    counts += key >> shift == prefix ? 1 : 0;
   });
-  int all = 0;
-  int at = before<kThreads>(greater, partial, all);
-  int tie = all + before<kThreads>(equal, partial, all);
+  uint64_t all = 0;
+  const uint64_t earlier = before<kThreads>(counts, pair_partial, all);
+  auto at = static_cast<int>(earlier >> kHalf);
+  int tie = static_cast<int>(all >> kHalf) + static_cast<int>(earlier & 0xFFFFFFFFu);
   for_each_key([&](int c, uint32_t key) {
     if (key >> shift > prefix)
       out[at++] = index_of(c);
@@ -148,10 +154,9 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const TopKBody<false>&
   if (grid.x <= 0 || grid.x > kLargestCount || body.operands.topk > kLargestCount || body.operands.topk < 1)
     return false;
   if (grid.x <= gpu_limits().multiprocessors)
-    select_rows<kManyThreads><<<static_cast<unsigned>(grid.x), kManyThreads, 0, stream_of(context)>>>(body.operands);
+    start(context, "topk", select_rows<kManyThreads>, static_cast<unsigned>(grid.x), kManyThreads, 0, body.operands);
   else
-    select_rows<kFewThreads><<<static_cast<unsigned>(grid.x), kFewThreads, 0, stream_of(context)>>>(body.operands);
-  check_launch("topk");
+    start(context, "topk", select_rows<kFewThreads>, static_cast<unsigned>(grid.x), kFewThreads, 0, body.operands);
   return true;
 }
 

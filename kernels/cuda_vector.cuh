@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "kernels/cuda_dependent.cuh"
 #include "kernels/cuda_device.cuh"
 #include "kernels/cuda_mma.cuh"
 #include "kernels/operand.h"
@@ -58,11 +59,12 @@ __device__ __forceinline__ float block_sum(float value, float* partial) {
   return value;
 }
 
-// Takes in the launch's own error, if it has one.
-inline void check_launch(const char* what) {
-  const cudaError_t launched = cudaPeekAtLastError();
-  if (launched == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
+// Launches a kernel that begins with begin_dependent(); a refusal is kept for take_launch_error.
+template <class... Parameters>
+void start(const LaunchContext& context, const char* what, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
+           size_t shared_bytes, const std::type_identity_t<Parameters>&... values) {
+  const cudaError_t launched = launch_dependent(context, kernel, grid, threads, shared_bytes, 1, values...);
+  if (launched == cudaSuccess || device_died(launched)) return;
   char text[128];
   static_cast<void>(std::snprintf(text, sizeof text, "%s: %s", what, cudaGetErrorString(launched)));
   note_launch_error(text);
@@ -74,10 +76,6 @@ constexpr int kPieceThreads = 128;
 inline unsigned piece_blocks(int64_t pieces) {
   constexpr int64_t kMost = 1ll << 31;
   return pieces <= 0 || pieces >= kMost ? 0 : static_cast<unsigned>((pieces + kPieceThreads - 1) / kPieceThreads);
-}
-
-inline cudaStream_t stream_of(const LaunchContext& context) {
-  return static_cast<cudaStream_t>(context.stream);
 }
 
 }  // namespace faultline::kernels

@@ -27,6 +27,7 @@ constexpr int kItems = 20;  // weights a thread
 constexpr int64_t kLongest = int64_t{kCluster} * kThreads * kItems;
 constexpr int kDigitBits = 10;  // three of them: a weight is at most 1, whose bits are below 2^30
 constexpr int kBins = 1 << kDigitBits;
+constexpr double kFixedOne = 35184372088832.0;  // 2^45: the sum of a vocabulary of ones fits in 63 bits
 
 template <class T>
 __device__ T warp_sum(T value) {
@@ -47,7 +48,10 @@ __device__ float warp_max(float value) {
 template <class T>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     softmax_row(const __grid_constant__ SoftmaxBody<T, false> s) {
-  __shared__ double masses[kBins];
+  begin_dependent();
+  __shared__ uint32_t low_masses[kBins];
+  __shared__ uint32_t high_masses[kBins];
+  __shared__ uint64_t warp_bins[kWarps];
   __shared__ double warp_masses[kWarps];
   __shared__ float warp_maxima[kWarps];
   __shared__ double block_mass;
@@ -55,7 +59,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   __shared__ int warp_ties[kWarps];
   __shared__ int block_ties;
   __shared__ int found_bin;
-  __shared__ double found_above;
+  __shared__ uint64_t found_above;
   const cg::cluster_group cluster = cg::this_cluster();
   const auto rank = static_cast<int>(cluster.block_rank());
   const int64_t row = blockIdx.x / kCluster;
@@ -115,38 +119,47 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   if (s.top_p < 1.0 && total == total) {
     // The largest cut whose tokens hold the target: from the top bin down, the first at which the mass reaches it.
     const double target = s.top_p * total;
+    const auto fixed_target = static_cast<uint64_t>(target * kFixedOne);
     uint32_t cut = 0;
-    double above = 0;  // mass of weights above the cut's prefix
+    uint64_t above = 0;  // mass of weights above the cut's prefix
 #pragma unroll 1
     for (int shift = 2 * kDigitBits; shift >= 0; shift -= kDigitBits) {
-      for (int bin = thread; bin < kBins; bin += kThreads) masses[bin] = 0;
+      low_masses[thread] = 0;
+      high_masses[thread] = 0;
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const uint32_t bits = float_bits(weight[i]);
-        if (bits != 0 && bits >> shift >> kDigitBits == cut)
-          atomicAdd(&masses[bits >> shift & (kBins - 1)], static_cast<double>(weight[i]));
+        if (bits == 0 || bits >> shift >> kDigitBits != cut) continue;
+        const auto mass = static_cast<uint64_t>(static_cast<double>(weight[i]) * kFixedOne);
+        const auto low = static_cast<uint32_t>(mass);
+        const uint32_t bin = bits >> shift & (kBins - 1);
+        const uint32_t old = atomicAdd(&low_masses[bin], low);
+        const uint32_t high = static_cast<uint32_t>(mass >> 32) + (old + low < old ? 1u : 0u);
+        if (high != 0) atomicAdd(&high_masses[bin], high);
       }
       cluster.sync();
-      // Every block adds up the same sums in the same order, so all find the same bin.
+      // Every block adds up the same sums, so all find the same bin.
       static_assert(kBins == kThreads);
-      double mass = 0;
+      uint64_t mass = 0;
       const int bin = kBins - 1 - thread;
-      for (int r = 0; r < kCluster; ++r) mass += cluster.map_shared_rank(masses, r)[bin];
-      double inclusive = mass;
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r)
+        mass += static_cast<uint64_t>(cluster.map_shared_rank(high_masses, r)[bin]) << 32 |
+                cluster.map_shared_rank(low_masses, r)[bin];
+      uint64_t inclusive = mass;
 #pragma unroll
       for (int step = 1; step < kWarp; step *= 2) {
-        const double other = __shfl_up_sync(kEveryLane, inclusive, step);
+        const uint64_t other = __shfl_up_sync(kEveryLane, inclusive, step);
         if (lane >= step) inclusive += other;
       }
-      if (lane == kWarp - 1) warp_masses[warp] = inclusive;
+      if (lane == kWarp - 1) warp_bins[warp] = inclusive;
       if (thread == 0) found_bin = -1;
       __syncthreads();
-      double before = above;
-      for (int w = 0; w < warp; ++w) before += warp_masses[w];
-      const bool reached = mass > 0 && before + inclusive >= target;
+      uint64_t before = above;
+      for (int w = 0; w < warp; ++w) before += warp_bins[w];
       // The first bin that reaches the target; the last that has any mass where rounding leaves all below it.
-      if (reached) atomicMax(&found_bin, bin);
+      if (mass > 0 && before + inclusive >= fixed_target) atomicMax(&found_bin, bin);
       __syncthreads();
       const bool none = found_bin < 0;
       __syncthreads();
@@ -222,6 +235,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 
 // A run of consecutive tokens a warp.
 __global__ void __launch_bounds__(kThreads) sample_row(const __grid_constant__ SampleBody<false> s) {
+  begin_dependent();
   __shared__ double masses[kWarps];
   __shared__ int invalid;
   const int64_t row = blockIdx.x;
@@ -297,6 +311,7 @@ __device__ Best warp_best(Best best) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) argmax_row(const __grid_constant__ ArgmaxBody<T, false> a) {
+  begin_dependent();
   __shared__ Best warps[kWarps];
   const int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
@@ -322,8 +337,7 @@ template <class T>
 bool launch_softmax_rows(const LaunchContext& context, Grid grid, const SoftmaxBody<T, false>& body) {
   constexpr int64_t kMostRows = 1 << 24;
   if (grid.x <= 0 || grid.x > kMostRows || body.vocabulary > kLongest || body.vocabulary < kThreads) return false;
-  softmax_row<T><<<static_cast<unsigned>(grid.x * kCluster), kThreads, 0, stream_of(context)>>>(body);
-  check_launch("softmax");
+  start(context, "softmax", softmax_row<T>, static_cast<unsigned>(grid.x * kCluster), kThreads, 0, body);
   return true;
 }
 
@@ -334,8 +348,7 @@ bool launch_argmax_rows(const LaunchContext& context, Grid grid, const ArgmaxBod
   if (grid.x <= 0 || grid.x > kMostRows || body.vocabulary > kMostTokens || body.vocabulary % kVector != 0 ||
       !aligned_for_vectors(body.logits.data, body.logits_stride * static_cast<int64_t>(sizeof(T))))
     return false;
-  argmax_row<T><<<static_cast<unsigned>(grid.x), kThreads, 0, stream_of(context)>>>(body);
-  check_launch("argmax");
+  start(context, "argmax", argmax_row<T>, static_cast<unsigned>(grid.x), kThreads, 0, body);
   return true;
 }
 
@@ -355,8 +368,7 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const SampleBody<false
   if (grid.x <= 0 || grid.x > kMostRows || body.vocabulary < 1 || body.vocabulary > kMostTokens ||
       body.flags != nullptr)
     return false;
-  sample_row<<<static_cast<unsigned>(grid.x), kThreads, 0, stream_of(context)>>>(body);
-  check_launch("sample");
+  start(context, "sample", sample_row, static_cast<unsigned>(grid.x), kThreads, 0, body);
   return true;
 }
 

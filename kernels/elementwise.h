@@ -14,6 +14,7 @@
 namespace faultline::kernels {
 
 inline constexpr int kElementwiseThreads = 128;
+inline constexpr int kElementwiseCudaThreads = 512;  // a GPU needs more of a row in flight
 
 template <class T, bool kChecked>
 struct SiluMulBody {
@@ -120,7 +121,7 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const AddBody<Bf16, fa
 // One block for each of `rows`.
 template <class Body>
 void launch_elementwise(const LaunchContext& context, int64_t rows, const Body& body) {
-  launch(context, Grid{rows}, kElementwiseThreads, 0, body);
+  launch(context, Grid{rows}, context.cuda ? kElementwiseCudaThreads : kElementwiseThreads, 0, body);
 }
 
 }  // namespace faultline::kernels

@@ -10,6 +10,7 @@
 namespace faultline::kernels {
 
 inline constexpr int kPrepareThreads = 64;
+inline constexpr int kPrepareCudaThreads = 1024;  // a GPU needs more of a page table in flight
 
 template <bool kChecked>
 struct PrepareBody {
@@ -73,7 +74,7 @@ struct PrepareBody {
 
 template <bool kChecked>
 void launch_prepare(const LaunchContext& context, int64_t requests, const PrepareBody<kChecked>& body) {
-  launch(context, Grid{requests}, kPrepareThreads, sizeof(int32_t), body);
+  launch(context, Grid{requests}, context.cuda ? kPrepareCudaThreads : kPrepareThreads, sizeof(int32_t), body);
 }
 
 }  // namespace faultline::kernels

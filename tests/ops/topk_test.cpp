@@ -179,6 +179,15 @@ TEST_CASE("the model reference passes the selection check, also with a NaN to av
   }
 }
 
+TEST_CASE("the selection check lets infinite scores stand") {
+  Case c(16, kPositions, 100, {100}, 7);
+  for (int64_t key = 0; key < 40; ++key) c.scores.view().store(key, std::numeric_limits<float>::infinity());
+  REQUIRE(!c.op.run("fast_topk"));
+  CHECK(!c.problem());
+  c.out.view().store_index(3, 70);
+  CHECK(c.problem());
+}
+
 TEST_CASE("the selection check names a key that is not among the best") {
   for (const Transform transform : {kPositions, kPaged, kRagged}) {
     Case c(16, transform, 100, {10, 100, 100}, 8);
