@@ -87,8 +87,7 @@ std::string assertion_in(const std::string& output) {
 Verdict of_dump(const WorkerFacts& facts) {
   const CoreDump dump = parse_dump_progress(facts.output);
   const std::string assertion = assertion_in(facts.output);
-  std::string message = dump.exception.empty() ? "a kernel trapped" : dump.exception;
-  if (!dump.kernel.empty()) message += " in kernel " + dump.kernel;
+  std::string message = dump.exception.empty() ? "a kernel trapped" : dump.exception;  // which one: add_core_dump()
   if (!assertion.empty()) message += ": " + assertion;
   if (dump.exception.empty()) return {kLaunchFailure, std::move(message)};
   static constexpr std::string_view kVerdicts[] = {"device-assert", "illegal-access"};
@@ -190,6 +189,7 @@ nlohmann::json death_to_json(const Death& death) {
                         {"step", progress.step},
                         {"op_index", progress.op_index},
                         {"layer", progress.layer},
+                        {"device_group", progress.device_group},
                         {"op_state", static_cast<int>(progress.op_state)},
                         {"op", progress.op},
                         {"kernel", progress.kernel},
@@ -237,6 +237,7 @@ Result<Death> death_from_json(const nlohmann::json& json, std::string_view where
       marks->at("step").get_to(progress.step);
       marks->at("op_index").get_to(progress.op_index);
       marks->at("layer").get_to(progress.layer);
+      progress.device_group = marks->value("device_group", -1);
       const int state = marks->at("op_state").get<int>();
       if (state < 0 || state > static_cast<int>(OpState::kDone))
         return bad_input("{}: unknown op state {}", where, state);
