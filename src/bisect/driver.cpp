@@ -69,7 +69,7 @@ std::map<std::string, std::string> environment_of(const Experiment& experiment, 
                                                   const BisectOptions& options) {
   std::map<std::string, std::string> environment;
   environment["faultline"] = FAULTLINE_VERSION;
-  environment["device"] = options.device;
+  environment["device"] = describe_device(options.device);
   environment["model"] = experiment.model;
   environment["checkpoint"] = checkpoint.identity();
   environment["profile"] = experiment.profile;
@@ -192,6 +192,15 @@ Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Sess
   return outcome;
 }
 
+// `arch: native` becomes the GPU at hand, once and for all: the run's directory may be looked at elsewhere.
+Status settle_native_arch(const BisectOptions& options, Experiment& experiment) {
+  if (experiment.arch != "native") return {};
+  FAULTLINE_TRY(const std::string device, usable_device(options.device));
+  const int architecture = device_architecture(device);
+  if (architecture != 0) experiment.arch = fmt::format("sm_{}", architecture);
+  return {};
+}
+
 Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& options) {
   PreparedExperiment prepared;
   FAULTLINE_TRY_STATUS(apply_overrides(options, experiment));
@@ -204,6 +213,7 @@ Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& o
         experiment.probes.longest_context(), config.max_position_embeddings);
   for (const std::string& plant : experiment.plant)
     FAULTLINE_TRY_STATUS(make_plant(plant, config).transform([](const auto&) {}));
+  FAULTLINE_TRY_STATUS(settle_native_arch(options, experiment));
   prepared.profile = find_profile(experiment.profile);
   FAULTLINE_TRY(prepared.target, find_target(experiment.arch));
   prepared.shape = shape_info(&config, experiment);
