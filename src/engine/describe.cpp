@@ -74,15 +74,28 @@ OpViolation changed_neighbour(int operand, int64_t page) {
 
 OpViolation bad_access(const kernels::AccessLog& log) {
   const kernels::BadAccess& bad = log.first[0];
-  return OpViolation{bad.operand,
-                     "bounds",
-                     {bad.index},
-                     fmt::format("{}", bad.index),
-                     0,
-                     log.count,
-                     fmt::format("{} at element {} of [0, {}) by block {} thread {}", bad.is_write ? "write" : "read",
-                                 bad.index, bad.extent, bad.block, bad.thread),
-                     false};
+  if (bad.is_write == kernels::kFailedAssertion)
+    return OpViolation{
+        bad.operand,
+        "device-assert",
+        {bad.index},
+        fmt::format("{}", bad.index),
+        0,
+        log.count,
+        fmt::format("an assertion of the kernel's own fails on element {} of [0, {}), block {} thread {}; "
+                    "unchecked, it ends the process",
+                    bad.index, bad.extent, bad.block, bad.thread),
+        false};
+  return OpViolation{
+      bad.operand,
+      "bounds",
+      {bad.index},
+      fmt::format("{}", bad.index),
+      0,
+      log.count,
+      fmt::format("{} at element {} of [0, {}) by block {} thread {}",
+                  bad.is_write == kernels::kBadWrite ? "write" : "read", bad.index, bad.extent, bad.block, bad.thread),
+      false};
 }
 
 }  // namespace faultline
