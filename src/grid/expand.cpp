@@ -73,9 +73,11 @@ class PairTable {
 }  // namespace
 
 Result<Grid> expand_grid(const Experiment& experiment) {
-  size_t total = 1;
+  const bool listed = !experiment.rows.empty();
+  size_t total = listed ? experiment.rows.size() : 1;
   for (const RequestedAxis& axis : experiment.axes) {
     FAULTLINE_CHECK(!axis.values.empty());
+    if (listed) continue;
     if (axis.values.size() > kMaxRows / total)
       return bad_input("the axes span more than {} configurations; give them fewer values, or split the experiment",
                        kMaxRows);
@@ -86,8 +88,9 @@ Result<Grid> expand_grid(const Experiment& experiment) {
   for (size_t number = 0; number < total; ++number) {
     GridRow row;
     row.id = fmt::format("c{:0{}}", number + 1, digits);
+    if (listed) row.axes = experiment.rows[number];
     size_t rest = number;
-    for (auto axis = experiment.axes.rbegin(); axis != experiment.axes.rend(); ++axis) {
+    for (auto axis = experiment.axes.rbegin(); !listed && axis != experiment.axes.rend(); ++axis) {
       row.axes[axis->name] = axis->values[rest % axis->values.size()];
       rest /= axis->values.size();
     }

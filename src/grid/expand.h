@@ -23,8 +23,8 @@ struct Grid {
   std::vector<GridRow> excluded;  // by the experiment
 };
 
-// The product of the axes in file order, the last one changing fastest. Bad input: more than kMaxRows rows, or none
-// left.
+// The product of the axes in file order, the last one changing fastest, or the rows as listed. Bad input: more than
+// kMaxRows rows, or none left.
 Result<Grid> expand_grid(const Experiment& experiment);
 
 // `strategy: pairs`: indices, ascending, of allowed rows which together hold every pair of values of two axes that any

@@ -24,6 +24,7 @@ constexpr int64_t kMaxMemory = int64_t{1} << 44;  // 16 TiB
 constexpr int64_t kMinMemory = int64_t{1} << 20;
 constexpr size_t kMaxValues = 64;
 constexpr size_t kMaxExclusions = 256;
+constexpr size_t kMaxListedRows = 4096;
 constexpr size_t kMaxNameBytes = 100;
 
 using Strings = std::vector<std::string>;
@@ -36,14 +37,17 @@ class Parser {
   Result<Experiment> parse(std::string_view text) {
     FAULTLINE_TRY(const YamlNode root, parse_yaml(text, where_));
     if (root.is_null()) return bad_input("{}: empty; an experiment needs at least 'axes'", where_);
-    FAULTLINE_TRY_STATUS(
-        read_.map(root, "the experiment",
-                  {"name", "model", "profile", "arch", "axes", "exclude", "probes", "checks", "strategy", "repeats",
-                   "seed", "plant", "shape_rules", "run_unsupported", "time_limit", "timeout", "memory_limit"}));
+    FAULTLINE_TRY_STATUS(read_.map(
+        root, "the experiment",
+        {"name", "model", "profile", "arch", "axes", "rows", "server_args", "exclude", "probes", "checks", "strategy",
+         "repeats", "seed", "plant", "shape_rules", "run_unsupported", "time_limit", "timeout", "memory_limit"}));
     const YamlNode* axes = root.find("axes");
-    if (axes == nullptr)
+    const YamlNode* rows = root.find("rows");
+    if (axes == nullptr && rows == nullptr)
       return bad_input("{}: no 'axes'; name at least one, as 'axes: {{kv_cache_dtype: [bf16, fp8_e4m3]}}'", where_);
-    FAULTLINE_TRY_STATUS(parse_axes(*axes));
+    if (axes != nullptr && rows != nullptr)
+      return read_.error(rows->key_line, "both 'axes' and 'rows': a grid is the product of axes or a list of rows");
+    FAULTLINE_TRY_STATUS(axes != nullptr ? parse_axes(*axes) : parse_rows(*rows));
     for (const YamlNode& item : root.items) FAULTLINE_TRY_STATUS(parse_key(item));
     if (experiment_.name.empty()) experiment_.name = name_from_file();
     return std::move(experiment_);
@@ -60,7 +64,8 @@ class Parser {
   Status parse_key(const YamlNode& node) {
     Experiment& e = experiment_;
     const std::string& key = node.key;
-    if (key == "axes") return {};
+    if (key == "axes" || key == "rows") return {};
+    if (key == "server_args") return store(e.server_args, read_.text(node, key));
     if (key == "name") return parse_name(node);
     if (key == "model") return store(e.model, read_.text(node, key));
     if (key == "profile") return store(e.profile, read_.choice(node, key, profile_names()));
@@ -136,6 +141,42 @@ class Parser {
     return {};
   }
 
+  // The values that occur become the axes, and an axis that a row leaves out has its default there.
+  Status parse_rows(const YamlNode& node) {
+    if (!node.is_sequence())
+      return read_.error(node.line, "rows must be a list of maps, as '- {attention_backend: triton, tp: 8}'");
+    FAULTLINE_TRY(const auto entries, read_.list(node, "rows", kMaxListedRows));
+    for (const YamlNode* entry : entries) {
+      if (!entry->is_map() || entry->items.empty())
+        return read_.error(entry->line, "a row must be a map of axis: value");
+      AxisValues row;
+      for (const YamlNode& item : entry->items) {
+        FAULTLINE_TRY(const RequestedAxis axis, parse_axis(item));
+        if (axis.values.size() != 1)
+          return read_.error(item.line, fmt::format("a row has one value of each axis, {} has several", axis.name));
+        row[axis.name] = axis.values.front();
+        if (listed_axis(axis.name) == nullptr) experiment_.axes.push_back({axis.name, {}});
+      }
+      experiment_.rows.push_back(std::move(row));
+    }
+    for (AxisValues& row : experiment_.rows)
+      for (RequestedAxis& axis : experiment_.axes) {
+        const std::string& value = row.emplace(axis.name, find_axis(axis.name)->fallback).first->second;
+        if (std::find(axis.values.begin(), axis.values.end(), value) == axis.values.end()) axis.values.push_back(value);
+      }
+    std::set<AxisValues> seen;
+    for (size_t i = 0; i < experiment_.rows.size(); ++i)
+      if (!seen.insert(experiment_.rows[i]).second)
+        return read_.error(entries[i]->line, "the same row is listed twice");
+    return {};
+  }
+
+  const RequestedAxis* listed_axis(std::string_view name) const {
+    const auto it = std::find_if(experiment_.axes.begin(), experiment_.axes.end(),
+                                 [&](const RequestedAxis& a) { return a.name == name; });
+    return it == experiment_.axes.end() ? nullptr : &*it;
+  }
+
   Status parse_exclusions(const YamlNode& node) {
     if (!node.is_sequence())
       return read_.error(node.line,
@@ -158,9 +199,8 @@ class Parser {
 
   // An exclusion that can never hold is a mistake.
   Status check_excluded(const RequestedAxis& excluded, const YamlNode& node) {
-    const auto axis = std::find_if(experiment_.axes.begin(), experiment_.axes.end(),
-                                   [&](const RequestedAxis& a) { return a.name == excluded.name; });
-    if (axis == experiment_.axes.end())
+    const RequestedAxis* axis = listed_axis(excluded.name);
+    if (axis == nullptr)
       return read_.error(node.key_line,
                          fmt::format("exclude names the axis '{}', which 'axes' does not vary", excluded.name));
     for (const std::string& value : excluded.values)
@@ -342,9 +382,18 @@ Result<Experiment> load_experiment(const std::string& path, const Strings& known
 std::string write_experiment(const Experiment& experiment) {
   std::string text = fmt::format("name: {}\n", quoted(experiment.name));
   if (!experiment.model.empty()) text += fmt::format("model: {}\n", quoted(experiment.model));
-  text += fmt::format("profile: {}\narch: {}\naxes:\n", experiment.profile, experiment.arch);
-  for (const RequestedAxis& axis : experiment.axes)
-    text += fmt::format("  {}: {}\n", axis.name, quoted_list(axis.values));
+  text += fmt::format("profile: {}\narch: {}\n", experiment.profile, experiment.arch);
+  if (!experiment.server_args.empty()) text += fmt::format("server_args: {}\n", quoted(experiment.server_args));
+  text += experiment.rows.empty() ? "axes:\n" : "rows:\n";
+  if (experiment.rows.empty())
+    for (const RequestedAxis& axis : experiment.axes)
+      text += fmt::format("  {}: {}\n", axis.name, quoted_list(axis.values));
+  for (const AxisValues& row : experiment.rows) {
+    std::string entry;
+    for (const RequestedAxis& axis : experiment.axes)
+      entry += fmt::format("{}{}: {}", entry.empty() ? "" : ", ", axis.name, quoted(row.at(axis.name)));
+    text += "  - {" + entry + "}\n";
+  }
   if (!experiment.exclude.empty()) text += "exclude:\n";
   for (const Exclusion& exclusion : experiment.exclude) {
     std::string entry;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "grid/profile.h"
+#include "report/findings.h"
 
 namespace faultline {
 
@@ -51,6 +52,10 @@ struct Experiment {
   std::string profile{kDefaultProfile};
   std::string arch = "any";
   std::vector<RequestedAxis> axes;  // in file order
+  // Rows listed one by one instead of the product of `axes`, which then holds the values that occur in them. Each row
+  // has a value of every axis. Empty: the product.
+  std::vector<AxisValues> rows;
+  std::string server_args;  // the server's command line whose neighbourhood `rows` is, the first row being the line's
   std::vector<Exclusion> exclude;
   Probes probes;
   std::string checks = "full";    // off, finite, full, reference

@@ -47,6 +47,16 @@ constexpr std::string_view kBig = R"(axes:
 
 }  // namespace
 
+TEST_CASE("listed rows come in their order, and exclusions hold for them too") {
+  const auto grid = expand_grid(
+      experiment_of("rows:\n  - {tp: 8}\n  - {tp: 4, cuda_graph: off}\n  - {tp: 2}\nexclude:\n  - {tp: 4}\n"));
+  REQUIRE(grid);
+  REQUIRE(grid->rows.size() == 2);
+  REQUIRE(grid->excluded.size() == 1);
+  CHECK(grid->rows[0].axes == AxisValues{{"tp", "8"}, {"cuda_graph", "on"}});
+  CHECK(grid->rows[1].id == "c003");
+}
+
 TEST_CASE("rows are the product in file order, with stable ids") {
   const auto grid = expand_grid(experiment_of("axes:\n  kv_cache_dtype: [bf16, fp8_e4m3]\n  cuda_graph: [off, on]\n"));
   REQUIRE(grid);

@@ -245,6 +245,35 @@ TEST_CASE("default probes stand on both sides of a page and of top-k, within the
   CHECK(given.decode_batch == std::vector<int64_t>{2});
 }
 
+TEST_CASE("rows can be listed instead of a product, and read back the same") {
+  const std::string_view text =
+      "server_args: '--attention-backend \"triton\"'\n"
+      "rows:\n"
+      "  - {attention_backend: triton, kv_cache_dtype: fp8_e4m3}\n"
+      "  - {attention_backend: nsa}\n"
+      "  - {kv_cache_dtype: bfloat16, tp: 8}\n";
+  const auto e = parse_experiment(text, "f.yaml");
+  REQUIRE(e);
+  REQUIRE(e->rows.size() == 3);
+  CHECK(e->rows[1] == AxisValues{{"attention_backend", "nsa"}, {"kv_cache_dtype", "auto"}, {"tp", "1"}});
+  CHECK(e->rows[2].at("kv_cache_dtype") == "bf16");
+  REQUIRE(e->axes.size() == 3);
+  CHECK(e->axes[0].values == std::vector<std::string>{"triton", "nsa", "auto"});
+  const auto again = parse_experiment(write_experiment(*e), "again.yaml");
+  REQUIRE(again);
+  CHECK(again->rows == e->rows);
+  CHECK(again->server_args == "--attention-backend \"triton\"");
+  CHECK(write_experiment(*again) == write_experiment(*e));
+
+  CHECK_FALSE(parse_experiment("rows: []\n", "f.yaml"));
+  CHECK_FALSE(parse_experiment("rows: {tp: 8}\n", "f.yaml"));
+  CHECK_FALSE(parse_experiment("rows:\n  - {tp: [4, 8]}\n", "f.yaml"));
+  CHECK_FALSE(parse_experiment("axes: {tp: [8]}\nrows:\n  - {tp: 8}\n", "f.yaml"));
+  const auto twice = parse_experiment("rows:\n  - {tp: 8}\n  - {tp: 08}\n", "f.yaml");
+  REQUIRE_FALSE(twice);
+  CHECK_THAT(twice.error().message, Contains("f.yaml:3: the same row is listed twice"));
+}
+
 TEST_CASE("a missing file is bad input that names it") {
   const auto missing = load_experiment("/nonexistent/e.yaml");
   REQUIRE_FALSE(missing);
