@@ -75,6 +75,7 @@ class Resolver {
   }
   void not_built(std::string reason, std::string source = "") {
     result_.has_kernels = false;
+    if (shape_.any_build) return;
     refuse(Stage::kNotBuilt, TargetStatus::kUnsupported, std::move(reason), std::move(source));
   }
 

@@ -20,6 +20,8 @@ struct ShapeInfo {
   int64_t index_head_dim = 128;
   int64_t index_topk = 2048;
   bool nvfp4 = true;  // the checkpoint holds NVFP4 weights
+  // Asks about the server alone: that this build lacks a kernel or a setting only clears has_kernels.
+  bool any_build = false;
 
   // Dense attention differs from the model only past the model's own top-k. 0: not known, so it may.
   int64_t model_index_topk = 0;
