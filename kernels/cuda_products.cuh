@@ -23,7 +23,7 @@ constexpr int kPieceBytes = 16;  // of one weight row, one lane
 constexpr int kRowBytes = 64;    // of one weight row, the four lanes that share it
 constexpr int kWarpRows = 32;    // weight rows a warp keeps: two blocks of 16
 constexpr int kRowBlocks = 2;
-constexpr int kMaxClusters = 8;  // CUDA programming guide: the portable cluster size
+constexpr int kLogMaxClusters = 3;  // CUDA programming guide: the portable cluster size
 
 // Codes are decoded to 2^-8 of their value: they are placed as bf16 bits of 2^-126 of it (the smallest exponents), and
 // scales are multiplied by 2^118, which bf16 can hold. The epilogue multiplies by 2^8; all of it is exact.

@@ -106,11 +106,11 @@ constexpr int kHeadWarps = kThreads / kWarp;
 constexpr int kHeadLanes = 16;                     // that share a row of w
 constexpr int kHeadColumns = kHeadLanes * kGroup;  // columns of out a block
 constexpr int kHeadRows = kThreads / kHeadLanes;   // rows of w a block takes at once
-constexpr int kHeadLoads = 12;                     // of a lane, under way together
 
 // `x_values`: kTokens floats for each of the K rows.
 template <int kTokens>
-__global__ void __launch_bounds__(kThreads) heads(const __grid_constant__ Product p) {
+__global__ void __launch_bounds__(kThreads, 2) heads(const __grid_constant__ Product p) {
+  constexpr int kLoads = kTokens == 1 ? 12 : 6;  // of a lane, under way together
   extern __shared__ __align__(16) float x_values[];
   __shared__ float partial[kHeadWarps][kTokens][kHeadColumns];
   const int thread = static_cast<int>(threadIdx.x);
@@ -124,14 +124,14 @@ __global__ void __launch_bounds__(kThreads) heads(const __grid_constant__ Produc
   const DeviceWeight& matrix = p.inline_weights[0];
   const uint8_t* w = matrix.values + head * p.weight_batch + column * 2;
   const bool inside = column < p.part_rows[0];
-  const auto load = [&](uint4(&to)[kHeadLoads], int from) {
+  const auto load = [&](uint4(&to)[kLoads], int from) {
 #pragma unroll
-    for (int i = 0; i < kHeadLoads; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const int k = from + i * kHeadRows + row;
       to[i] = inside && k < rows ? load_once(w + k * matrix.stride) : make_uint4(0, 0, 0, 0);
     }
   };
-  uint4 raw[kHeadLoads];
+  uint4 raw[kLoads];
   load(raw, 0);
   const auto* x = reinterpret_cast<const __nv_bfloat16*>(p.x + head * p.x_batch);
   for (int i = thread; i < rows * kTokens; i += kThreads) {
@@ -141,10 +141,10 @@ __global__ void __launch_bounds__(kThreads) heads(const __grid_constant__ Produc
   }
   __syncthreads();
   float sum[kTokens][kGroup] = {};
-  for (int from = 0; from < rows; from += kHeadLoads * kHeadRows) {
+  for (int from = 0; from < rows; from += kLoads * kHeadRows) {
     if (from > 0) load(raw, from);
 #pragma unroll
-    for (int i = 0; i < kHeadLoads; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const int k = min(from + i * kHeadRows + row, rows - 1);
       const uint32_t words[] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll

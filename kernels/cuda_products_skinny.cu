@@ -6,7 +6,8 @@
 // waits for another before the end. Sums of the warps meet in shared memory, those of a cluster in its first block;
 // both are added in a fixed order.
 //
-// A slot of the ring: pieces [u][block of 16 rows][upper, lower 8][lane], then for NVFP4 8 scales a row.
+// A slot of the ring: 32 rows of 128 bytes, 16 bytes of them at place `chunk ^ (4 on odd rows)`, so that eight lanes
+// that read two rows meet all banks; then for NVFP4 16 scales a row.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -18,30 +19,38 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
+constexpr int kLogWarps = 3;
+constexpr int kLogWarpRows = 5;
+static_assert(1 << kLogWarps == kWarps && 1 << kLogWarpRows == kWarpRows);
 constexpr int kTokenGroup = 8;  // columns of an mma
 constexpr int kPadded = kWarpRows + 1;
 
+// Powers of two, as exponents: no block divides.
 struct SkinnyShape {
-  int32_t k_warps;   // warps of a block that share a tile
-  int32_t clusters;  // blocks that share it
+  int32_t log_warps;     // of the warps of a block that share a tile
+  int32_t log_clusters;  // of the blocks that share it
+
+  __host__ __device__ int k_warps() const { return 1 << log_warps; }
+  __host__ __device__ int clusters() const { return 1 << log_clusters; }
+  // Weight rows of a block's tile.
+  __host__ __device__ int log_rows() const { return kLogWarps + kLogWarpRows - log_warps; }
 };
 
-// What a warp has under way, and how many blocks share a multiprocessor: by registers and shared memory (100 KB a
-// multiprocessor of sm_120 hold one).
-template <WeightType kType>
+// What a warp has under way. A step is 128 bytes of each of its 32 weight rows, two pieces a lane and row: whole lines
+// of the L2 cache. With three slots two blocks share a multiprocessor of 228 KB; where a block may not have as much
+// shared memory (99 KB on sm_120), NVFP4's ring has two.
+template <WeightType kType, int kHeld>
 struct Ring {
   static constexpr bool kScaled = kType == WeightType::kFp4;
-  static constexpr int kPieces = kScaled ? 1 : 2;
-  static constexpr int kSlots = kScaled ? 4 : 3;
+  static constexpr int kPieces = 2;
+  static constexpr int kSlots = kHeld;
   static constexpr int kStepColumns = kPieces * 4 * Piece<kType>::kColumns;
-  static constexpr int kPieceBytesOfWarp = kWarp * kPieceBytes;
-  static constexpr int kScalesAt = kPieces * kRowBlocks * 2 * kPieceBytesOfWarp;
+  static constexpr int kStepRowBytes = kPieces * kRowBytes;
+  static constexpr int kScalesAt = kWarpRows * kStepRowBytes;
   static constexpr int kScaleBytes = kStepColumns / static_cast<int>(kFp4Block);  // of a row and step
   static constexpr int kSlotBytes = kScalesAt + (kScaled ? kWarpRows * kScaleBytes : 0);
   static constexpr int kBytes = kSlots * kSlotBytes;
 };
-template <WeightType kType, int kTokenBlocks>
-constexpr int kBlocksAtOnce = kType == WeightType::kFp4&& kTokenBlocks == 1 ? 3 : 2;
 
 // x of one lane and piece: either bf16 values or codes with their scales.
 template <WeightType kType, bool kCodes>
@@ -118,8 +127,8 @@ __device__ void copy_piece(uint32_t shared, const uint8_t* global, bool inside) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
 }
 __device__ void copy_scales(uint32_t shared, const uint8_t* global) {
-  static_assert(Ring<WeightType::kFp4>::kScaleBytes == 8);
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global));
+  static_assert(Ring<WeightType::kFp4, 2>::kScaleBytes == kPieceBytes);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 
 template <WeightType kType, bool kCodes, int kTokenBlocks, int kAt>
@@ -158,10 +167,10 @@ __device__ float larger(float a, float b) {
   return b > a || b != b ? b : a;
 }
 
-template <WeightType kType, bool kCodes, int kTokenBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
+template <WeightType kType, bool kCodes, int kTokenBlocks, int kHeld>
+__global__ void __launch_bounds__(kThreads, 2)
     skinny(const __grid_constant__ Product p, const __grid_constant__ SkinnyShape shape) {
-  using R = Ring<kType>;
+  using R = Ring<kType, kHeld>;
   constexpr int kColumns = Piece<kType>::kColumns;
   constexpr int kTokens = kTokenBlocks * kTokenGroup;
   using Partial = float[kTokens][kPadded];
@@ -180,31 +189,32 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
   const int g = lane / 4;
   const int t = lane % 4;
   const auto head = static_cast<int64_t>(blockIdx.z);
-  const int rank = static_cast<int>(blockIdx.x) % shape.clusters;
-  const int tile = static_cast<int>(blockIdx.x) / shape.clusters;
-  const int row_groups = kWarps / shape.k_warps;
-  const WeightTile w = weight_tile(p, tile, row_groups * kWarpRows, item.group, head);
-  const int row_group = warp / shape.k_warps;
+  const int rank = static_cast<int>(blockIdx.x) & (shape.clusters() - 1);
+  const int tile = static_cast<int>(blockIdx.x) >> shape.log_clusters;
+  const WeightTile w = weight_tile(p, tile, 1 << shape.log_rows(), item.group, head);
+  const int row_group = warp >> shape.log_warps;
   // The last rows of a matrix are done twice rather than tested for: all of a warp's rows exist.
   const int first_row = min(w.first + row_group * kWarpRows, w.rows - kWarpRows);
-  const uint8_t* const rows = w.weight.values + (first_row + g) * w.weight.stride + t * kPieceBytes;
+  constexpr int kChunks = R::kStepRowBytes / kPieceBytes;  // of a row and step, copied by as many lanes
+  constexpr int kRowsAtOnce = kWarp / kChunks;
+  const int chunk = lane % kChunks;
+  const uint8_t* const rows = w.weight.values + (first_row + lane / kChunks) * w.weight.stride + chunk * kPieceBytes;
   const uint8_t* const scale_rows = w.weight.scales + (first_row + lane) * w.weight.scale_stride;
 
   const auto columns = static_cast<int>(p.columns);
   const int steps = (columns + R::kStepColumns - 1) / R::kStepColumns;
-  const int stride = shape.k_warps * shape.clusters;
+  const int stride = 1 << (shape.log_warps + shape.log_clusters);
   const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + warp * R::kBytes;
   const auto fetch = [&](int step, int slot) {
     if (step < steps) {
       const uint32_t to = ring + slot * R::kSlotBytes;
+      const bool inside = R::kScaled || step * R::kStepColumns + chunk * kColumns < columns;
+      const uint8_t* from = rows + step * static_cast<int64_t>(R::kStepRowBytes);
 #pragma unroll
-      for (int u = 0; u < R::kPieces; ++u) {
-        const bool inside = step * R::kStepColumns + (u * 4 + t) * kColumns < columns;
-        const uint8_t* from = rows + (step * R::kPieces + u) * static_cast<int64_t>(kRowBytes);
-#pragma unroll
-        for (int i = 0; i < kRowBlocks * 2; ++i)
-          copy_piece(to + (u * kRowBlocks * 2 + i) * R::kPieceBytesOfWarp + lane * kPieceBytes,
-                     from + i * 8 * w.weight.stride, inside);
+      for (int i = 0; i < kWarpRows / kRowsAtOnce; ++i) {
+        const int row = i * kRowsAtOnce + lane / kChunks;
+        copy_piece(to + row * R::kStepRowBytes + (chunk ^ (row % 2 * 4)) * kPieceBytes,
+                   from + i * kRowsAtOnce * w.weight.stride, inside);
       }
       if constexpr (R::kScaled)
         copy_scales(to + R::kScalesAt + lane * R::kScaleBytes,
@@ -212,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
     }
     asm volatile("cp.async.commit_group;");
   };
-  int step = rank * shape.k_warps + warp % shape.k_warps;
+  int step = (rank << shape.log_warps) + (warp & (shape.k_warps() - 1));
 #pragma unroll
   for (int i = 0; i < R::kSlots - 1; ++i) fetch(step + i * stride, i);
 
@@ -236,17 +246,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
     x_scales[n] = kCodes ? p.x_scales + row * p.x_scales_stride : nullptr;
   }
 
+  using X = Activation<kType, kCodes>[kTokenBlocks];
+  const auto load_x = [&](X& to, int at, int u) {
+    const int column = at * R::kStepColumns + (u * 4 + t) * kColumns;
+#pragma unroll
+    for (int n = 0; n < kTokenBlocks; ++n) to[n].load(x[n], x_scales[n], column, column < columns);
+  };
   float sum[kRowBlocks][kTokenBlocks][4] = {};
   int slot = 0;
+  X current;  // x is asked for a piece ahead
+  load_x(current, step, 0);
   for (; step < steps; step += stride) {
-    Activation<kType, kCodes> activation[R::kPieces][kTokenBlocks];
-#pragma unroll
-    for (int u = 0; u < R::kPieces; ++u)
-#pragma unroll
-      for (int n = 0; n < kTokenBlocks; ++n) {
-        const int column = step * R::kStepColumns + (u * 4 + t) * kColumns;
-        activation[u][n].load(x[n], x_scales[n], column, column < columns);
-      }
     asm volatile("cp.async.wait_group %0;" ::"n"(R::kSlots - 2));
     __syncwarp();  // this step is there for all lanes, and the slot before it has been read by all
     fetch(step + (R::kSlots - 1) * stride, slot == 0 ? R::kSlots - 1 : slot - 1);
@@ -254,12 +264,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
     float part[kRowBlocks][kTokenBlocks][4] = {};
 #pragma unroll
     for (int u = 0; u < R::kPieces; ++u) {
+      X following;
+      load_x(following, u + 1 < R::kPieces ? step : step + stride, (u + 1) % R::kPieces);
       Piece<kType> piece[kRowBlocks][2];
 #pragma unroll
       for (int i = 0; i < kRowBlocks * 2; ++i)
-        piece[i / 2][i % 2].load_shared(from + (u * kRowBlocks * 2 + i) * R::kPieceBytesOfWarp + lane * kPieceBytes,
-                                        from + R::kScalesAt + (i * 8 + g) * R::kScaleBytes + t * 2);
-      multiply_piece<kType, kCodes, kTokenBlocks>(piece, activation[u], kType == WeightType::kFp8 ? part : sum);
+        piece[i / 2][i % 2].load_shared(
+            from + (i * 8 + g) * R::kStepRowBytes + ((u * 4 + t) ^ (g % 2 * 4)) * kPieceBytes,
+            from + R::kScalesAt + (i * 8 + g) * R::kScaleBytes + (u * 4 + t) * 2);
+      multiply_piece<kType, kCodes, kTokenBlocks>(piece, current, kType == WeightType::kFp8 ? part : sum);
+#pragma unroll
+      for (int n = 0; n < kTokenBlocks; ++n) current[n] = following[n];
     }
     if constexpr (kType == WeightType::kFp8) {
       static_assert(R::kStepColumns == kFp8Block);
@@ -288,8 +303,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
       for (int i = 0; i < 4; ++i) partial[warp][n * kTokenGroup + 2 * t + i % 2][r * 16 + i / 2 * 8 + g] = sum[r][n][i];
   __syncthreads();
 
-  const int tile_rows = row_groups * kWarpRows;
-  float up = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
+  const int tile_rows = 1 << shape.log_rows();
+  const float up = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
   float scale = factor;
   if (p.scale_list != nullptr) {
     float largest = input_scales[0];
@@ -297,31 +312,32 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
     scale *= largest;
   }
   const auto finish = [&](int index, float value) {
-    const int group_first = min(w.first + index % tile_rows / kWarpRows * kWarpRows, w.rows - kWarpRows);
-    const int32_t to = out_rows[index / tile_rows];
+    const int group_first =
+        min(w.first + ((index & (tile_rows - 1)) >> kLogWarpRows << kLogWarpRows), w.rows - kWarpRows);
+    const int32_t to = out_rows[index >> shape.log_rows()];
     if (to < 0) return;
     const int64_t column = w.out_column - w.first + group_first + index % kWarpRows;
     store_out(p, head, to, column, value * up * scale);
   };
   for (int index = static_cast<int>(threadIdx.x); index < tile_rows * kTokens; index += kThreads) {
-    const int row = index % tile_rows;
-    const int token = index / tile_rows;
+    const int row = index & (tile_rows - 1);
+    const int token = index >> shape.log_rows();
     if (token >= item.count) break;
-    const int from = row / kWarpRows * shape.k_warps;
+    const int from = row >> kLogWarpRows << shape.log_warps;
     float value = 0;
-    for (int i = 0; i < shape.k_warps; ++i) value += partial[from + i][token][row % kWarpRows];
-    if (shape.clusters > 1)
+    for (int i = 0; i < shape.k_warps(); ++i) value += partial[from + i][token][row % kWarpRows];
+    if (shape.log_clusters > 0)
       total[index] = value;
     else
       finish(index, value);
   }
-  if (shape.clusters == 1) return;
+  if (shape.log_clusters == 0) return;
   const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
   cluster.sync();
   if (rank == 0) {
     for (int index = static_cast<int>(threadIdx.x); index < tile_rows * item.count; index += kThreads) {
       float value = 0;
-      for (int i = 0; i < shape.clusters; ++i)
+      for (int i = 0; i < shape.clusters(); ++i)
         value += *cluster.map_shared_rank(&total[index], static_cast<unsigned>(i));
       finish(index, value);
     }
@@ -329,87 +345,82 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kType, kTokenBlocks>)
   cluster.sync();  // the others' shared memory must outlive the reads
 }
 
-struct Gpu {
-  int multiprocessors = 0;
-  int64_t shared_bytes = 0;  // of one
-};
-
-const Gpu& gpu() {
-  static const Gpu result = [] {
-    Gpu found;
-    int device = 0;
-    int bytes = 0;
-    static_cast<void>(cudaGetDevice(&device));
-    static_cast<void>(cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    static_cast<void>(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    found.shared_bytes = bytes;
-    return found;
-  }();
-  return result;
-}
-
-// How the K range is shared (over a cluster only where a block's warps all share it): the way that would take least
-// time. A wave of blocks streams at the memory's speed as far as there are warps to ask for it, and begins and ends
-// with latencies. Speeds are an H200's, in microseconds; elsewhere they are in similar proportion.
-SkinnyShape shape_of(const Product& p, int64_t items, int blocks_at_once, int64_t step_columns, int64_t slot_bytes) {
-  constexpr double kBlockStart = 2.0;
-  constexpr double kClusterCost = 1.0;
-  constexpr double kStepLatency = 0.4;            // with a ring of steps under way
-  constexpr double kBytesOfMultiprocessor = 3e4;  // a microsecond, when all stream
-  constexpr double kPlaced = 0.9;                 // of the blocks that fit, where clusters must fit as a whole
+// How the K range is shared, by what was fastest on an H200: as little as gives enough warps, each with several steps;
+// over clusters only where a block's eight warps are not enough, since their sums meet late.
+SkinnyShape shape_of(const Product& p, int64_t items, int64_t step_columns, int64_t warps_wanted) {
+  constexpr int64_t kWarpsWithoutClusters = 1024;
+  constexpr int64_t kFewWarps = 512;  // below, a warp may have one step alone
+  constexpr int kEvenShares = 4;      // of long rows, so that blocks end together
+  constexpr int64_t kLongSteps = 8;
   const int64_t steps = (p.columns + step_columns - 1) / step_columns;
-  SkinnyShape best{1, 1};
-  double least = 0;
-  for (int shares = 1; shares <= kWarps * kMaxClusters; shares *= 2) {
-    const SkinnyShape shape{std::min(shares, kWarps), std::max(shares / kWarps, 1)};
-    if (shares > 1 && shares > steps) break;
-    const int64_t blocks = weight_tiles(p, kWarps / shape.k_warps * kWarpRows) * shape.clusters * items;
-    const double places = blocks_at_once * std::max(gpu().multiprocessors, 1) * (shape.clusters > 1 ? kPlaced : 1.0);
-    const double waves = static_cast<double>(blocks) / places;
-    const double whole = static_cast<double>(static_cast<int64_t>(waves));
-    const double warp_steps = static_cast<double>((steps + shares - 1) / shares);
-    const double full = blocks_at_once * kWarps * static_cast<double>(slot_bytes) / kBytesOfMultiprocessor;
-    const double time =
-        (whole + (waves > whole ? 1 : 0)) * kBlockStart + (shape.clusters > 1 ? kClusterCost : 0) +
-        warp_steps * (whole * full + (waves > whole ? std::max(kStepLatency, (waves - whole) * full) : 0));
-    if (shares == 1 || time < least) {
-      least = time;
-      best = shape;
-    }
+  const int64_t tiles = weight_tiles(p, kWarpRows) * items;
+  int log_shares = 0;
+  while (log_shares < kLogWarps + kLogMaxClusters) {
+    const int shares = 1 << log_shares;
+    const int next = 2 * shares;
+    const int64_t warps = tiles * shares;
+    if (next > steps || (steps < 2 * next && warps >= kFewWarps)) break;
+    if (shares >= kWarps ? warps >= kWarpsWithoutClusters
+                         : warps >= warps_wanted && (next > kEvenShares || steps < kLongSteps * next))
+      break;
+    ++log_shares;
   }
-  return best;
+  return SkinnyShape{std::min(log_shares, kLogWarps), std::max(log_shares - kLogWarps, 0)};
 }
 
-template <WeightType kType, bool kCodes, int kTokenBlocks>
-void launch_variant(const LaunchContext& context, const Product& p) {
-  using R = Ring<kType>;
+template <WeightType kType, bool kCodes, int kTokenBlocks, int kHeld>
+void launch_held(const LaunchContext& context, const Product& p) {
+  using R = Ring<kType, kHeld>;
   constexpr int kTokens = kTokenBlocks * kTokenGroup;
   constexpr int64_t kBytes = kWarps * R::kBytes;
   const int64_t items =
       p.groups == 0 ? (p.rows + kTokens - 1) / kTokens : (p.plan != nullptr ? p.plan_capacity : p.rows);
-  const int blocks_at_once =
-      static_cast<int>(std::clamp<int64_t>(gpu().shared_bytes / kBytes, 1, kBlocksAtOnce<kType, kTokenBlocks>));
-  const SkinnyShape shape = shape_of(p, items * p.batch, blocks_at_once, R::kStepColumns, R::kSlotBytes);
-  const int tiles = weight_tiles(p, kWarps / shape.k_warps * kWarpRows);
+  // NVFP4 is bound by decoding as much as by memory: it wants more warps.
+  constexpr int64_t kWarpsWanted = kType == WeightType::kFp4 ? 2048 : 1024;
+  const SkinnyShape shape = shape_of(p, items * p.batch, R::kStepColumns, kWarpsWanted);
+  const int tiles = weight_tiles(p, 1 << shape.log_rows());
   if (tiles == 0 || items == 0) return;
-  const auto kernel = skinny<kType, kCodes, kTokenBlocks>;
+  const auto kernel = skinny<kType, kCodes, kTokenBlocks, kHeld>;
   const cudaError_t set =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (set != cudaSuccess) return check_launch("skinny product", set);
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(tiles * shape.clusters), static_cast<unsigned>(items), static_cast<unsigned>(p.batch));
+  config.gridDim = dim3(static_cast<unsigned>(tiles * shape.clusters()), static_cast<unsigned>(items),
+                        static_cast<unsigned>(p.batch));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.clusters);
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.clusters());
   attribute.val.clusterDim.y = 1;
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
-  config.numAttrs = shape.clusters > 1 ? 1 : 0;
+  config.numAttrs = shape.log_clusters > 0 ? 1 : 0;
   check_launch("skinny product", cudaLaunchKernelEx(&config, kernel, p, shape));
+}
+
+constexpr int kMostHeld = 3;
+
+// Shared memory that a block may have.
+int64_t shared_limit() {
+  static const int64_t limit = [] {
+    int device = 0;
+    int bytes = 0;
+    static_cast<void>(cudaGetDevice(&device));
+    static_cast<void>(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return static_cast<int64_t>(bytes);
+  }();
+  return limit;
+}
+
+template <WeightType kType, bool kCodes, int kTokenBlocks>
+void launch_variant(const LaunchContext& context, const Product& p) {
+  constexpr int64_t kStatic = 4096;  // more than a block's static arrays
+  if (kType != WeightType::kFp4 || kWarps * Ring<kType, kMostHeld>::kBytes + kStatic <= shared_limit())
+    launch_held<kType, kCodes, kTokenBlocks, kMostHeld>(context, p);
+  else if constexpr (kType == WeightType::kFp4)
+    launch_held<kType, kCodes, kTokenBlocks, kMostHeld - 1>(context, p);
 }
 
 template <WeightType kType, bool kCodes>

@@ -124,8 +124,7 @@ DeviceWeight device_weight(const Weight& weight, bool& aligned) {
     result.scales = host.fp4_scales;
     result.scale_stride = host.scale_stride;
     result.global = weight.global_scale.as<float>();
-    constexpr int64_t kScales = 8;  // that are loaded at once
-    aligned = aligned && reinterpret_cast<uintptr_t>(result.scales) % kScales == 0 && host.scale_stride % kScales == 0;
+    aligned = aligned && vector_aligned(result.scales) && host.scale_stride % kVector == 0;
   } else if (host.type == WeightType::kFp8) {
     result.scales = reinterpret_cast<const uint8_t*>(host.fp8_scales);
     result.scale_stride = host.scale_stride * static_cast<int64_t>(sizeof(float));
@@ -143,9 +142,10 @@ void describe_weights(Product& p, const Weight& first) {
                                                                               : kernels::Fp8Scaling::kTensor;
 }
 
-// A row that is aligned has a whole number of 16-byte pieces; of NVFP4, of four of them, whose scales come together.
+// A row that is aligned has a whole number of 16-byte pieces; of NVFP4, of eight of them,
+// whose scales come together.
 int64_t piece_columns(WeightType type) {
-  return type == WeightType::kFp4 ? 32 : (type == WeightType::kFp8 ? 16 : 8);
+  return type == WeightType::kFp4 ? 256 : (type == WeightType::kFp8 ? 16 : 8);
 }
 
 void set_x(Product& p, const TensorView& x) {
