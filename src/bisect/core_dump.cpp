@@ -43,7 +43,7 @@ std::vector<std::string> core_dump_environment(const std::string& prefix) {
   return {
       "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1",
       "CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION=0",
-      "CUDA_COREDUMP_GENERATION_FLAGS=skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,"
+      "CUDA_COREDUMP_GENERATION_FLAGS=skip_global_memory,skip_shared_memory,"
       "skip_local_memory,skip_constbank_memory",
       "CUDA_COREDUMP_SHOW_PROGRESS=1",
       fmt::format("CUDA_COREDUMP_FILE={}.%p{}", prefix, kCoreEnd),

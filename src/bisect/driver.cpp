@@ -243,8 +243,7 @@ void fold_in(const SanitizerReport& report, const std::string& tool, Configurati
 SessionOptions session_options(const BisectOptions& options, const Experiment& experiment) {
   SessionOptions session;
   session.device = options.device;
-  // Workers of a GPU take turns: one that hangs or fills the memory would harm the others.
-  session.jobs = options.jobs == 0 && options.device != "cpu" ? 1 : options.jobs;
+  session.jobs = options.jobs;
   session.quiet = options.quiet;
   session.time_limit_s = experiment.time_limit.value_or(0);
   session.timeout_s = experiment.timeout.value_or(kDefaultTimeoutSeconds);

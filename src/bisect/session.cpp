@@ -4,11 +4,24 @@
 #include <cstdlib>
 
 #include "base/clock.h"
+#include "base/cpus.h"
 #include "bisect/protocol.h"
 #include "bisect/worker.h"
 
 namespace faultline {
 namespace {
+
+// Workers of one GPU side by side, where nobody said how many. Those of a large model take turns: its caches fill the
+// memory, and its kernels the multiprocessors. Those of a small one mostly wait for their contexts.
+int gpu_jobs(const Checkpoint* checkpoint) {
+  constexpr int64_t kSmall = int64_t{8} << 30;
+  constexpr int kSideBySide = 4;
+  int64_t bytes = 0;
+  if (checkpoint != nullptr)
+    for (const StoredTensor& tensor : checkpoint->tensors())
+      bytes += tensor.view.elements() * static_cast<int64_t>(dtype_bytes(tensor.view.dtype));
+  return bytes > kSmall ? 1 : std::min(kSideBySide, usable_cpus());
+}
 
 // On a GPU a kernel runs after its launch has returned: what broke a whole pass is only known to be one of its ops. A
 // second run that waits after each op names it.
@@ -171,7 +184,7 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
   std::vector<WorkerTask> tasks = asked;
   for (WorkerTask& task : tasks) task.device = options_.device;
   PoolOptions pool_options;
-  pool_options.jobs = options_.jobs;
+  pool_options.jobs = options_.jobs != 0 || options_.device == "cpu" ? options_.jobs : gpu_jobs(checkpoint_);
   pool_options.phase_timeout_s = options_.timeout_s;
   pool_options.memory_limit = options_.memory_limit;
   if (!options_.wrapper.empty()) {
