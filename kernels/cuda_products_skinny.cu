@@ -1,10 +1,10 @@
 // Products of few rows of x (cuda_products.h, "skinny").
 //
 // Block: 8 warps, as `8 / k_warps` groups of 32 weight rows, each of k_warps warps that share the K range in steps of
-// 512 to 1024 bits a weight row; the blocks of a cluster share it further. Weights pass through a ring in shared memory
-// that is a warp's own (cp.async), so that several steps are under way without a register held for them, and no warp
-// waits for another before the end. Sums of the warps meet in shared memory, those of a cluster in its first block;
-// both are added in a fixed order.
+// 128 bytes a weight row; the blocks of a cluster share it further. Weights pass through a ring in shared memory that
+// is a warp's own (cp.async), so that several steps are under way without a register held for them, and no warp waits
+// for another before the end. Sums of the warps meet in shared memory, those of a cluster in its first block; both are
+// added in a fixed order.
 //
 // A slot of the ring: 32 rows of 128 bytes, 16 bytes of them at place `chunk ^ (4 on odd rows)`, so that eight lanes
 // that read two rows meet all banks; then for NVFP4 16 scales a row.
