@@ -189,7 +189,7 @@ CoreDump parse_core_dump(std::string_view output) {
   if (core.kernel.empty()) core.kernel = !thrower.empty() ? thrower : running;
   if (core.exception.empty() && core.kernel.empty()) return core;
   if (core.line == 0)
-    core.unread = "the dump names no source line: the kernel was compiled without -lineinfo";
+    core.unread = "cuda-gdb finds no source line for it (replay --sanitize memcheck may)";
   else if (core.block.empty())
     core.unread = "its warp was gone when the exception came in, and block and thread with it";
   return core;

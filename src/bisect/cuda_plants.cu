@@ -27,7 +27,7 @@ __device__ bool struck() {
 
 }  // namespace
 
-// Not in an unnamed namespace: cuda-gdb 13.0 finds no source lines for what is.
+// Their names are what a debugger shows: without an unnamed namespace in them.
 __global__ void planted_assert(int size) {
   const int index = struck() ? size : 0;
   assert(index >= 0 && index < size);

@@ -57,7 +57,7 @@ constexpr Fault kFaults[] = {
 
 }  // namespace
 
-TEST_CASE("every hard fault of a GPU has its verdict, its op, its kernel and its source line", "[gpu]") {
+TEST_CASE("every hard fault of a GPU has its verdict, its op, its kernel, block and thread", "[gpu]") {
   if (!cuda_usable(0)) return skipped_without_gpu();
   const bool debugger = !find_tool("cuda-gdb", "CUDA_GDB").empty();
   for (const Fault& fault : kFaults) {
@@ -76,9 +76,13 @@ TEST_CASE("every hard fault of a GPU has its verdict, its op, its kernel and its
       if (debugger || fault.exception != nullptr)
         CHECK(kernel.find("planted_" + std::string(fault.plant)) != std::string::npos);
       if (!debugger) continue;
-      CHECK(core.at("source") == "src/bisect/cuda_plants.cu");
-      CHECK(core.at("line") > 0);
-      CHECK(core.at("unread") == "");
+      // cuda-gdb 13.0 does not find the lines of every program (docs/hard-faults.md).
+      if (core.at("line") == 0) {
+        CHECK(core.at("unread").get<std::string>().find("no source line") != std::string::npos);
+      } else {
+        CHECK(core.at("source").get<std::string>().ends_with("cuda_plants.cu"));
+        CHECK(core.at("unread") == "");
+      }
       if (fault.exception == nullptr) continue;
       CHECK(core.at("block") == "(" + std::to_string(plants::kPlantedBlock) + ",0,0)");
       CHECK(core.at("thread") == "(" + std::to_string(plants::kPlantedThread) + ",0,0)");
