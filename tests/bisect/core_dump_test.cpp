@@ -81,6 +81,17 @@ The exception was triggered at PC 0x7f1f578c3e50
 No line number information available for address 0x7f1f578c3e50
 )";
 
+// Of the whole program: cuda-gdb finds no lines there.
+const char* const kNoLine =
+    R"([Current focus set to CUDA kernel 0, grid 252, block (1,0,0), thread (37,0,0), device 0, sm 126, warp 3, lane 5]
+
+CUDA Exception: Warp Illegal Address
+The exception was triggered at PC 0x7f13cce762c0  faultline::plants::planted_illegal_access(std::byte*)
+#0  0x00007f13cce762d0 in faultline::plants::planted_illegal_access(std::byte*)<<<(2,1,1),(64,1,1)>>> ()
+*      0      -   0  252 Active 0x0040000000000000000000000000000000 (2,1,1) (64,1,1) faultline::plants::planted_illegal_access()
+No line number information available for address 0x7f13cce762c0 <_ZN9faultline6plants22planted_illegal_accessEPSt4byte+192>
+)";
+
 const char* const kHang =
     R"([Current focus set to CUDA kernel 0, grid 2, block (0,0,0), thread (0,0,0), device 0, sm 124, warp 1, lane 0]
 #0  probe::planted_hang<<<(1,1,1),(32,1,1)>>> () at /tmp/probe/faults.cu:30
@@ -143,6 +154,15 @@ TEST_CASE("what a debugger says before it dies is kept, and what is missing is s
   CHECK(core.line == 15);
   CHECK(core.block.empty());
   CHECK(core.unread.find("block and thread") != std::string::npos);
+}
+
+TEST_CASE("a dump without lines still names kernel, block and thread") {
+  const CoreDump core = parse_core_dump(kNoLine);
+  CHECK(core.kernel == "faultline::plants::planted_illegal_access");
+  CHECK(core.line == 0);
+  CHECK(core.thread == "(37,0,0)");
+  CHECK(core.unread.find("no source line") != std::string::npos);
+  CHECK(kernel_of(core.kernel).planted);
 }
 
 TEST_CASE("assertions, traps, bad jumps and hangs are told apart") {
