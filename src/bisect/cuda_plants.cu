@@ -8,7 +8,6 @@
 #include <cstdio>
 
 #include "bisect/foreign_arch/no_code.h"
-#include "kernels/launch.h"
 
 namespace faultline::plants {
 namespace {
@@ -77,19 +76,19 @@ __global__ void planted_launch(std::byte* target) {
 
 namespace {
 
-void note_refusal(dim3 grid, int threads, size_t shared_bytes) {
+std::string refusal(dim3 grid, int threads, size_t shared_bytes) {
   const cudaError_t error = cudaPeekAtLastError();
-  if (error == cudaSuccess) return;
+  if (error == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
   char text[256];
   static_cast<void>(std::snprintf(text, sizeof text, "grid (%u, %u, %u), %d threads, %zu bytes of shared memory: %s",
                                   grid.x, grid.y, grid.z, threads, shared_bytes, cudaGetErrorString(error)));
-  kernels::note_launch_error(text);
+  return text;
 }
 
 }  // namespace
 
-void launch_cuda_plant(CudaPlant plant, std::byte* target, void* stream) {
+std::string launch_cuda_plant(CudaPlant plant, std::byte* target, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   dim3 grid(kBlocks);
   size_t shared_bytes = 0;
@@ -124,7 +123,7 @@ void launch_cuda_plant(CudaPlant plant, std::byte* target, void* stream) {
       launch_planted_no_code(target, kBlocks, kThreads, stream);
       break;
   }
-  note_refusal(grid, kThreads, shared_bytes);
+  return refusal(grid, kThreads, shared_bytes);
 }
 
 }  // namespace faultline::plants

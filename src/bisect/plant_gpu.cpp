@@ -28,10 +28,8 @@ std::byte* first_operand(const Blow& blow, Direction direction, bool weight) {
 // What a refused launch comes to; a fault of a kernel that was launched comes to light when the device is asked next.
 KernelResult strike(Blow& blow, CudaPlant plant, std::byte* target) {
 #ifdef FAULTLINE_HAVE_CUDA
-  static_cast<void>(kernels::take_launch_error());  // an earlier kernel's is not ours
-  launch_cuda_plant(plant, target, blow.call.launch.stream);
-  const char* refused = kernels::take_launch_error();
-  if (refused == nullptr) return std::nullopt;
+  const std::string refused = launch_cuda_plant(plant, target, blow.call.launch.stream);
+  if (refused.empty()) return std::nullopt;
   return KernelFault{std::string(verdict_of_fault_words(refused)), refused};
 #else
   static_cast<void>(plant);

@@ -101,7 +101,10 @@ bool answer(int client, Kept& kept) {
 }
 
 Status keep() {
-  if (::fcntl(kListenFd, F_SETFD, FD_CLOEXEC) != 0 || ::fcntl(kPlanFd, F_SETFD, FD_CLOEXEC) != 0)
+  int listens = 0;
+  socklen_t size = sizeof listens;
+  if (::getsockopt(kListenFd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0 ||
+      ::fcntl(kListenFd, F_SETFD, FD_CLOEXEC) != 0 || ::fcntl(kPlanFd, F_SETFD, FD_CLOEXEC) != 0)
     return bad_input("a keeper is started by `faultline hold`, not by hand");
   ::signal(SIGPIPE, SIG_IGN);
   ::prctl(PR_SET_NAME, "faultline-keep");                                        // else ps shows "exe"
