@@ -19,6 +19,12 @@ inline const char* build_name(GpuBuild build) {
   return build == GpuBuild::kFast ? "fast" : build == GpuBuild::kPlain ? "plain" : "checked";
 }
 
+inline constexpr Dtype kActivations[] = {Dtype::kBF16, Dtype::kF32};
+inline const float kNan = std::nanf("");
+inline void poison(Tensor& tensor) {
+  tensor.fill(0xFF);  // NaN, -1
+}
+
 inline std::unique_ptr<Device> gpu() {
   auto device = make_cuda_device(0);
   REQUIRE(device);
