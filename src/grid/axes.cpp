@@ -10,10 +10,13 @@
 namespace faultline {
 namespace {
 
-constexpr int64_t kMaxTp = 64;             // GPUs that one model of 64 heads can be split over
-constexpr int64_t kMaxBatch = 4096;        // requests of one decode step
-constexpr int64_t kMaxChunk = 1 << 20;     // tokens
-constexpr int64_t kMaxPageSize = 1 << 10;  // tokens
+constexpr int64_t kMaxTp = 64;                  // GPUs that one model of 64 heads can be split over
+constexpr int64_t kMaxBatch = 4096;             // requests of one decode step
+constexpr int64_t kMaxChunk = 1 << 20;          // tokens
+constexpr int64_t kMaxPageSize = 1 << 10;       // tokens
+constexpr int64_t kMinPool = 64;                // tokens, one page
+constexpr int64_t kMaxPool = int64_t{1} << 32;  // tokens
+constexpr size_t kFractionPlaces = 3;
 
 // Values of a flag are its choices in any of the profiles' versions (profile_*.cpp says which version has which).
 std::vector<Axis> make_axes() {
@@ -88,9 +91,22 @@ std::vector<Axis> make_axes() {
        no_aliases},
       {"rope_mode",
        "",
-       {"checkpoint", "theta_10000", "half_split", "indexer_half_split", "none"},
+       {"checkpoint", "theta_10000", "forced_yarn", "half_split", "indexer_half_split", "swapped_half", "none"},
        "checkpoint",
        "rotary embedding as the checkpoint says, or broken in a way that config conversions have",
+       no_aliases},
+      {"scale_format",
+       "",
+       {"checkpoint", "ue8m0"},
+       "checkpoint",
+       "FP8 block scales as they are, or rounded up to powers of two; an NVFP4 checkpoint has them in the index keys "
+       "only",
+       no_aliases},
+      {"shared_experts_fusion",
+       "--disable-shared-experts-fusion",
+       {"auto", "on", "off"},
+       "auto",
+       "the shared expert as one more routed expert (off: the flag is given)",
        no_aliases},
       {"page_size",
        "--page-size",
@@ -101,6 +117,31 @@ std::vector<Axis> make_axes() {
        true,
        1,
        kMaxPageSize},
+      {"mem_fraction_static",
+       "--mem-fraction-static",
+       {},
+       "auto",
+       "share of a GPU's memory for weights and cache: it decides the size of the pool, and nothing that is computed",
+       no_aliases,
+       false,
+       0,
+       0,
+       true},
+      {"max_total_tokens",
+       "--max-total-tokens",
+       {},
+       "auto",
+       "tokens of the cache's pool",
+       no_aliases,
+       true,
+       kMinPool,
+       kMaxPool},
+      {"slot_placement",
+       "",
+       {"shuffled", "high"},
+       "shuffled",
+       "which pages of the pool are handed out: any, or those with the largest offsets first",
+       no_aliases},
       {"tp", "--tp-size", {}, "1", "tensor parallel size", no_aliases, true, 1, kMaxTp},
       {"batch",
        "",
@@ -143,6 +184,18 @@ Result<std::string> canonical_integer(const Axis& axis, std::string_view text) {
   return std::to_string(value);
 }
 
+// "0.850" as "0.85"; the value is compared and printed as text.
+Result<std::string> canonical_fraction(const Axis& axis, std::string_view text) {
+  if (text == axis.fallback) return std::string(text);
+  std::string_view digits = text.starts_with("0.") ? text.substr(2) : text.starts_with(".") ? text.substr(1) : "";
+  while (digits.ends_with('0')) digits.remove_suffix(1);
+  const bool decimal = std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (digits.empty() || !decimal || digits.size() > kFractionPlaces)
+    return bad_input("{} takes fractions between 0 and 1 with up to {} places, not '{}'", axis.name, kFractionPlaces,
+                     quotable(text));
+  return "0." + std::string(digits);
+}
+
 }  // namespace
 
 const std::vector<Axis>& all_axes() {
@@ -171,6 +224,7 @@ std::vector<std::string> axis_values(const Axis& axis) {
 
 Result<std::string> canonical_value(const Axis& axis, std::string_view text) {
   if (axis.integers) return canonical_integer(axis, text);
+  if (axis.fraction) return canonical_fraction(axis, text);
   std::string value(text);
   for (const auto& [alias, meant] : axis.aliases)
     if (value == alias) value = meant;

@@ -26,6 +26,7 @@ struct Axis {
   bool integers = false;                                     // values are integers of [least, most] instead
   int64_t least = 0;
   int64_t most = 0;
+  bool fraction = false;  // values are decimal fractions between 0 and 1, both excluded, with up to 3 places, instead
 };
 
 const std::vector<Axis>& all_axes();

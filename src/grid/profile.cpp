@@ -40,7 +40,8 @@ Result<Target> find_target(std::string_view name) {
   Target target;
   if (name == "any") return target;
   if (name == "native") {
-    target.note = "arch native: no GPU can be used here, so this is arch any: no architecture rules, defaults of sm_100";
+    target.note =
+        "arch native: no GPU can be used here, so this is arch any: no architecture rules, defaults of sm_100";
     return target;
   }
   for (const Arch arch : kArchs) {
@@ -113,6 +114,45 @@ Profile common_rules() {
   p.indexer_guard = {"the indexer's DeepGEMM logits kernel: \"Unsupported architecture\"",
                      "DeepGEMM 54e2261 csrc/apis/attention.hpp:189, 227, 393"};
   p.indexer_archs = {Arch::kSm90, Arch::kSm100};
+  p.dense_prefill = {{{Arch::kSm90}, "2048", "sglang 93109cc server_args.py:1516-1535"},
+                     {{}, "0", "sglang 93109cc server_args.py:1516-1535 (off for GlmMoeDsaForCausalLM on Blackwell)"}};
+  p.shared_experts_fusion = {
+      {{}, "on", "sglang d69c39b models/deepseek_v2.py:2131-2173, models/glm4_moe.py:1290 (256 experts, one shared)"}};
+  p.page_size = {"the server forces 64 for this model", "sglang 93109cc server_args.py:1573-1582"};
+  p.forced_yarn = {
+      "rope_type deepseek_yarn without a factor: a warning, factor 1.0 and no mscale, which changes nothing (read in "
+      "the "
+      "source, not run); older versions stop with KeyError 'factor'",
+      "sglang d69c39b layers/rotary_embedding/factory.py:269, configs/model_config.py:1409-1423; sglang 3e4a39e"};
+  p.fusion_off = {"--disable-shared-experts-fusion is set by this MoE runner",
+                  "sglang d69c39b server_args.py:2633, 2644"};
+  p.fusion_off_runners = {"flashinfer_trtllm", "flashinfer_trtllm_routed"};
+  p.router_bias = {"with modelopt_fp4 this MoE runner takes the router's correction bias in BF16",
+                   "sglang models/deepseek_v2.py MoEGate (2026 copy); sglang #37133, #31001"};
+  p.router_bias_runners = {"flashinfer_trtllm"};
+  p.expert_input_scales = {"this MoE runner has an input scale for each expert",
+                           "sglang 93109cc layers/quantization/modelopt_quant.py:1713-1720"};
+  p.expert_input_scale_runners = {"cutlass"};
+  p.query_in_fp8 = {"over an FP8 cache the query is quantised to e4m3 too",
+                    "sglang 93109cc layers/attention/nsa_backend.py:1917-2041"};
+  p.ue8m0 = {
+      "FP8 block scales are rounded up to powers of two (act_quant with scale_fmt ue8m0, and what DEEPGEMM_SCALE_UE8M0 "
+      "makes of weights on Blackwell, SM120 included)",
+      "sglang 93109cc layers/attention/nsa/tilelang_kernel.py:32-132, layers/deep_gemm_wrapper/configurer.py:10-25"};
+  p.fp4_race_note = {
+      "fp4_gemm_backend=flashinfer_cutlass on SM120 is known for NaN in dense MLP layers with mixed batches: a "
+      "dependent "
+      "launch whose wait is compiled out",
+      "sglang #20043, #20047; flashinfer #2708, #2716"};
+  p.gather_overflow = {
+      "dequantize_k_cache_paged computes offsets in int32, which overflow for slots from 3273603 on (656 bytes a row)",
+      "sglang 93109cc layers/attention/nsa/dequant_k_cache.py:168-282"};
+  p.index_overflow = {
+      "the fused store of index keys computes offsets of pages in int32, which overflow past 254200 pages of 8448 "
+      "bytes",
+      "sglang 93109cc jit_kernel/csrc/nsa/fused_store_index_cache.cuh"};
+  p.pool_memory = {"RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+                   "sglang d69c39b model_executor/model_runner_kv_cache_mixin.py:55"};
   return p;
 }
 

@@ -3,8 +3,8 @@
 //
 // Sources are written "sglang VERSION path:line" (paths below python/sglang/srt/); VERSION is a tag or a commit of
 // sgl-project/sglang: v0.5.9 = bbe9c7e, 93109cc = main of 2026-04-05, c863760 = main of 2026-08-18. A rule that was
-// read in another version than the profile's says so by its VERSION. "FlashMLA 9804b12", "DeepGEMM 54e2261" and
-// "flashinfer fb28d72" are the kernel libraries.
+// read in another version than the profile's says so by its VERSION (d69c39b = main of 2026-03-24). "FlashMLA 9804b12",
+// "DeepGEMM 54e2261" and "flashinfer fb28d72" are the kernel libraries.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +68,8 @@ struct Profile {
   std::vector<ArchDefault> fp4_gemm_backend;
   std::vector<ArchDefault> moe_runner_backend;
   std::vector<ArchDefault> sampling_backend;
+  std::vector<ArchDefault> dense_prefill;          // tokens up to which NSA's prefill is dense and un-absorbed
+  std::vector<ArchDefault> shared_experts_fusion;  // on, off
   std::vector<NsaDefault> nsa_backends;
 
   Cited kv_dtype_guard;        // the assertion on the cache's dtype
@@ -78,7 +80,22 @@ struct Profile {
   Cited gather_guard;          // flashmla_sparse prefill on a plain FP8 pool
   Cited flashmla_kv_guard;     // flashmla_kv on a plain FP8 pool
   Cited fused_rope_note;       // trtllm with FP8 beside another backend
-  Cited nvfp4_guard;           // NVFP4 experts without Blackwell
+  Cited flashmla_kv_heads;     // heads of one rank other than 64 or 128 in flashmla_kv; empty: the version pads them
+  Cited page_size;             // forced for this model
+  Cited forced_yarn;           // rope_type deepseek_yarn without a factor
+  Cited fusion_off;            // some MoE runners switch the fusion of the shared expert off…
+  std::vector<std::string> fusion_off_runners;  // …these
+  Cited router_bias;                            // the router's bias in BF16, with these runners
+  std::vector<std::string> router_bias_runners;
+  Cited expert_input_scales;  // one input scale an expert, with these runners; others have one for all
+  std::vector<std::string> expert_input_scale_runners;
+  Cited query_in_fp8;                     // trtllm kernels over an FP8 cache
+  Cited ue8m0;                            // what scale_format=ue8m0 stands for
+  Cited fp4_race_note;                    // flashinfer_cutlass products on SM120
+  Cited gather_overflow;                  // int32 offsets of the gather that decodes a packed pool
+  Cited index_overflow;                   // int32 offsets of the fused store of index keys
+  Cited pool_memory;                      // no room for the pool
+  Cited nvfp4_guard;                      // NVFP4 experts without Blackwell
   bool marlin_without_blackwell = false;  // the version has a weight-only runner for older architectures
   Cited indexer_guard;                    // the indexer's logits kernel, where it does not exist…
   std::vector<Arch> indexer_archs;        // …outside of these; empty: everywhere

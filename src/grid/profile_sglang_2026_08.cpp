@@ -60,6 +60,10 @@ Profile make_profile_sglang_2026_08() {
       "above, or use moe_runner_backend=marlin on SM80+.",
       "sglang 2026-08 layers/quantization/modelopt_quant.py, ModelOptNvFp4FusedMoEMethod"};
   p.indexer_archs = {};  // other logits kernels than DeepGEMM's can be chosen
+  p.fusion_off = {"--disable-shared-experts-fusion is set by this MoE runner",
+                  "sglang c863760 arg_groups/overrides.py:2520-2543"};
+  p.fusion_off_runners = {"flashinfer_cutedsl", "flashinfer_trtllm", "experimental_sgl_trtllm",
+                          "flashinfer_trtllm_routed"};
   p.sparse_mla_on_sm120 = true;
   p.sparse_mla_guard = {
       "ValueError: flashinfer_sparse_mla goes with SM120, an FP8 cache and page size 64, and they with it",

@@ -4,6 +4,8 @@
 #include <array>
 
 #include "grid/axes.h"
+#include "grid/build_features.h"
+#include "grid/preflight_memory.h"
 #include "ops/op.h"
 
 namespace faultline {
@@ -40,7 +42,10 @@ class Resolver {
     choose_products();
     choose_sampling();
     choose_rope();
+    choose_engine();
     choose_rest();
+    check_memory();
+    if (!approximations_.empty()) note("this build does otherwise than the server: " + approximations_);
     if (!target_.note.empty()) result_.notes.push_back(target_.note);
     return std::move(result_);
   }
@@ -191,7 +196,9 @@ class Resolver {
 
   void use(std::string_view axis, const std::string& value, const Backend& backend, AttentionPhase phase) {
     const bool prefill = phase == AttentionPhase::kPrefill;
-    effect(prefill ? "prefill_attention" : "decode_attention") = backend.kernel.empty() ? kNoEffect : backend.kernel;
+    effect(prefill ? "prefill_attention" : "decode_attention") =
+        backend.kernel == nullptr ? std::string(kNoEffect) : backend.kernel->name;
+    quantizes_query_ = quantizes_query_ || (backend.quantizes_query && kv_format_ == Format::kKvPlainFp8);
     if (prefill) {
       effect("prefill_gathers") = on_off(backend.gathers_packed && kv_format_ == Format::kKvPacked);
       const bool sparse_from_rows = backend.gathers_packed && kv_ == "fp8_e4m3";
@@ -200,7 +207,7 @@ class Resolver {
     effect(prefill ? "prefill_requantizes" : "decode_requantizes") =
         on_off(backend.requantizes_bf16 && kv_format_ == Format::kKvBf16);
     check_cache(value, backend, phase);
-    check_kernel(axis, value, backend);
+    check_kernel(axis, value, backend, phase);
   }
 
   void check_cache(const std::string& value, const Backend& backend, AttentionPhase phase) {
@@ -228,34 +235,85 @@ class Resolver {
       guard(Stage::kFirstUse, profile_.gather_guard);
     else if (value == "flashmla_kv" && plain)
       guard(Stage::kFirstUse, "flashmla_kv: " + profile_.flashmla_kv_guard.text, profile_.flashmla_kv_guard.source);
+    else if (!backend.packed_refusal.empty())
+      guard(Stage::kFirstUse, fmt::format("{} on an FP8 cache: {}", value, backend.packed_refusal), backend.source);
     else
       guard(Stage::kFirstUse, fmt::format("{} takes no {} cache", value, resolved_format_name(kv_format_)),
             backend.source);
   }
 
-  void check_kernel(std::string_view axis, const std::string& value, const Backend& backend) {
-    if (target_.rules && !applies_to(backend.archs, target_.arch))
-      missing(fmt::format("{}={} on {}: \"{}\"", axis, value, target_.name, backend.elsewhere), backend.source);
-    else if (target_.rules && backend.shared_memory_bytes > shared_memory_limit(target_.arch))
-      missing(fmt::format("{}={} needs {} bytes of shared memory a block, {} has {}", axis, value,
-                          backend.shared_memory_bytes, target_.name, shared_memory_limit(target_.arch)),
-              backend.source);
-    if (backend.kernel.empty())
-      not_built(fmt::format("{}={}: no kernel of this backend is in this build yet", axis, value), backend.source);
+  void check_kernel(std::string_view axis, const std::string& value, const Backend& backend, AttentionPhase phase) {
+    check_architecture(axis, value, backend);
+    const Kernel* kernel = backend.kernel;
+    if (kernel == nullptr) {
+      result_.has_kernels = false;
+      if (backend.refused.empty())
+        not_built(fmt::format("{}={}: this build has no kernel that follows it", axis, value), backend.source);
+    } else if (target_.rules && kernel->own_shared_bytes != nullptr && !shape_.target_only) {
+      const CacheGeometry rows{.format = kv_format_, .latent = shape_.kv_lora_rank, .rope = shape_.qk_rope_head_dim};
+      const auto bytes = static_cast<int64_t>(kernel->own_shared_bytes(rows));
+      if (bytes > shared_memory_limit(target_.arch))
+        missing(fmt::format("this build's kernel {} needs {} bytes of shared memory a block, {} has {}", kernel->name,
+                            bytes, target_.name, shared_memory_limit(target_.arch)),
+                "its launch (src/ops/attention.cpp)");
+    }
     if (backend.needs_width_576 && shape_.kv_lora_rank + shape_.qk_rope_head_dim != kFlashMlaWidth)
       guard(Stage::kFirstUse,
             fmt::format("{} takes rows of 576 values, the model has {}", value,
                         shape_.kv_lora_rank + shape_.qk_rope_head_dim),
             backend.source);
     if (backend.pads_heads) check_padding();
+    check_limits(axis, value, backend, phase);
   }
+
+  // Where the kernel of the real server exists, and whether it fits there.
+  void check_architecture(std::string_view axis, const std::string& value, const Backend& backend) {
+    if (applies_to(backend.refused_archs, target_.arch) && target_.rules && !backend.refused_archs.empty())
+      return guard(Stage::kStart, backend.refusal_there, backend.source);
+    if (!target_.rules || !backend.refused.empty()) return;
+    const int64_t bytes = backend.shared_bytes_at(heads());
+    const bool here = applies_to(backend.archs, target_.arch);
+    if (bytes > shared_memory_limit(target_.arch) && (here || backend.launched_anywhere))
+      missing(fmt::format("{}={} needs {} bytes of shared memory a block, {} has {}", axis, value, bytes, target_.name,
+                          shared_memory_limit(target_.arch)),
+              backend.source);
+    else if (!here)
+      missing(fmt::format("{}={} on {}: \"{}\"", axis, value, target_.name, backend.elsewhere), backend.source);
+  }
+
+  void check_limits(std::string_view axis, const std::string& value, const Backend& backend, AttentionPhase phase) {
+    const auto lacks = [](const std::vector<int64_t>& list, int64_t number) {
+      return !list.empty() && std::find(list.begin(), list.end(), number) == list.end();
+    };
+    if (lacks(backend.heads, heads()))
+      guard(Stage::kFirstUse, fmt::format("{} takes no {} heads", value, heads()), backend.source);
+    if (value == "flashmla_kv" && !profile_.flashmla_kv_heads.text.empty() && lacks({64, 128}, heads()))
+      guard(Stage::kFirstUse, fmt::format("{} (here {} a rank)", profile_.flashmla_kv_heads.text, heads()),
+            profile_.flashmla_kv_heads.source);
+    if (lacks(backend.topk, shape_.index_topk))
+      guard(Stage::kFirstUse, fmt::format("{} takes no top-k of {}", value, shape_.index_topk), backend.source);
+    const int64_t tokens = phase == AttentionPhase::kPrefill ? prefill_launch() : decode_batch();
+    if (backend.most_tokens > 0 && tokens > backend.most_tokens)
+      missing(fmt::format("{}={}: a launch of {} tokens, its grid takes {}", axis, value, tokens, backend.most_tokens),
+              backend.most_tokens_source);
+  }
+
+  int64_t number(std::string_view axis) const {  // 0 where the row leaves it to others
+    const std::string& text = asked(axis);
+    return text == kAuto || text == kProbe ? 0 : std::stoll(text);
+  }
+  int64_t heads() const { return std::max<int64_t>(1, shape_.num_attention_heads / number("tp")); }
+  int64_t prefill_launch() const {
+    const int64_t chunk = number("chunked_prefill_size");
+    return chunk > 0 ? chunk : shape_.largest_prefill;
+  }
+  int64_t decode_batch() const { return number("batch") > 0 ? number("batch") : shape_.largest_batch; }
 
   void check_padding() {
     const int64_t padded = target_.arch == Arch::kSm90 ? 64 : 128;
-    const int64_t heads = std::max<int64_t>(1, shape_.num_attention_heads / std::stoll(asked("tp")));
-    if (padded % heads != 0)
+    if (padded % heads() != 0)
       guard(Stage::kFirstUse,
-            fmt::format("flashmla_sparse pads {} heads to {}, which they do not divide", heads, padded),
+            fmt::format("flashmla_sparse pads {} heads to {}, which they do not divide", heads(), padded),
             "sglang 93109cc layers/attention/nsa_backend.py:1671");
   }
 
@@ -300,6 +358,8 @@ class Resolver {
                                                      "flashinfer_trtllm", "flashinfer_cutedsl"};
     static const std::vector<std::string> kExperts = {"flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl",
                                                       "cutlass"};
+    if (target_.rules && target_.arch == Arch::kSm120 && linear == "flashinfer_cutlass")
+      note(profile_.fp4_race_note.text + " (" + profile_.fp4_race_note.source + ")");
     product("fp4_gemm_backend", linear, kLinear, "fp4_linear", {"linear_w4a4", "linear"});
     product("moe_runner_backend", experts, kExperts, "fp4_experts", {"expert_linear_w4a4", "expert_linear"});
     check_runner(experts);
@@ -346,10 +406,12 @@ class Resolver {
       missing(fmt::format("moe_runner_backend=flashinfer_trtllm on {}: trtllm-gen MoE kernels are for sm_100 only",
                           target_.name),
               "sglang c863760 arg_groups/overrides.py:2505");
-    if (experts == "cutlass")
-      note(
-          "moe_runner_backend=cutlass has an input scale for each expert; this build's product has one for all, as "
-          "flashinfer_cutlass");
+    const auto runs_with = [&](const std::vector<std::string>& runners) {
+      return std::find(runners.begin(), runners.end(), experts) != runners.end();
+    };
+    if (runs_with(profile_.expert_input_scale_runners))
+      prefer("experts_input_scale", "per_expert", "shared", profile_.expert_input_scales, experts);
+    if (runs_with(profile_.router_bias_runners)) prefer("router_bias", "bf16", "f32", profile_.router_bias, experts);
   }
 
   void choose_sampling() {
@@ -366,27 +428,144 @@ class Resolver {
     std::string mode = asked("rope_mode");
     // Without the indexer nothing rotates index keys.
     if (mode == "indexer_half_split" && effect("indexer") == "off") mode = "checkpoint";
+    if (mode == "swapped_half" && effect("indexer") == "off") mode = "half_split";
+    if (mode == "forced_yarn") {
+      note(fmt::format("rope_mode=forced_yarn: {} ({})", profile_.forced_yarn.text, profile_.forced_yarn.source));
+      mode = "checkpoint";
+    }
     effect("rope_mode") = mode;
     effect("rope_theta") = mode == "theta_10000" ? "10000" : "checkpoint";
-    effect("rope_interleaved") = on_off(mode != "half_split");
-    effect("indexer_rope_interleaved") = on_off(mode != "indexer_half_split");
+    const bool swapped = mode == "swapped_half";
+    effect("rope_interleaved") = on_off(mode != "half_split" && !swapped);
+    effect("indexer_rope_interleaved") = on_off(mode != "indexer_half_split" && !swapped);
     effect("rope_enabled") = on_off(mode != "none");
     if (mode == "checkpoint") return;
     if (mode == "theta_10000") result_.settings.emplace_back("rope_theta");
-    if (mode == "half_split") result_.settings.emplace_back("rope_interleaved");
-    if (mode == "indexer_half_split") result_.settings.emplace_back("indexer_rope_interleaved");
+    if (mode == "half_split" || swapped) result_.settings.emplace_back("rope_interleaved");
+    if (mode == "indexer_half_split" || swapped) result_.settings.emplace_back("indexer_rope_interleaved");
     if (mode == "none") result_.settings.emplace_back("rope_enabled");
     note(fmt::format("rope_mode={}: computes another model than the checkpoint's", mode));
+  }
+
+  // What the engine is told beside kernels and formats. A value that was asked for and that the engine lacks makes the
+  // row unsupported; what the server would do by itself is approximated, and said.
+  void choose_engine() {
+    for (const auto& [key, value] : {std::pair{"experts_input_scale", "shared"}, std::pair{"router_bias", "f32"},
+                                     std::pair{"query_format", "bf16"}, std::pair{"prefill_form", "absorbed"}})
+      result_.resolved.emplace(key, value);
+    if (quantizes_query_ && !reference_) prefer("query_format", "fp8", "bf16", profile_.query_in_fp8, "trtllm");
+    const std::string& tokens = default_for(profile_.dense_prefill, target_.arch).value;
+    if (!reference_ && effect("attention_backend") == "nsa" && target_.rules && tokens != "0")
+      prefer("prefill_form", "one_shot", "absorbed",
+             {fmt::format("a prefill of up to {} tokens is dense and un-absorbed, over the same keys", tokens),
+              default_for(profile_.dense_prefill, target_.arch).source},
+             "nsa");
+    choose_scales();
+    choose_shared_experts();
+    require("slot_placement", "slot_placement", asked("slot_placement"));
+    require("max_total_tokens", "max_total_tokens", asked("max_total_tokens"));
+    effect("mem_fraction_static") = kNoEffect;  // it decides how large the pool may be, not what is computed
+  }
+
+  void choose_scales() {
+    const bool keys_in_fp8 = effect("indexer") == "on" && kv_format_ != Format::kKvF32 && !reference_;
+    effect("index_scales") = "f32";
+    if (!keys_in_fp8) {
+      effect("scale_format") = kNoEffect;
+      return;
+    }
+    effect("scale_format") = asked("scale_format");
+    if (asked("scale_format") != "ue8m0") return;
+    require("scale_format", "index_scales", "ue8m0");
+    note(fmt::format("scale_format=ue8m0: {} ({})", profile_.ue8m0.text, profile_.ue8m0.source));
+  }
+
+  void choose_shared_experts() {
+    effect("shared_experts") = "apart";
+    if (reference_) {
+      effect("shared_experts_fusion") = kNoEffect;
+      return;
+    }
+    const ArchDefault& automatic = default_for(profile_.shared_experts_fusion, target_.arch);
+    const std::string& user = asked("shared_experts_fusion");
+    const std::string experts = asked_or_default("moe_runner_backend", profile_.moe_runner_backend);
+    const std::vector<std::string>& off = profile_.fusion_off_runners;
+    const bool forced_off = shape_.nvfp4 && std::find(off.begin(), off.end(), experts) != off.end();
+    const bool fused = !forced_off && (user == kAuto ? automatic.value : user) == "on";
+    effect("shared_experts_fusion") = on_off(fused);
+    if (forced_off && user == "on")
+      note(fmt::format("shared_experts_fusion=on: {} ({}: {})", profile_.fusion_off.text, experts,
+                       profile_.fusion_off.source));
+    if (!fused) return;
+    if (user == "on")
+      require("shared_experts_fusion", "shared_experts", "fused");
+    else
+      prefer("shared_experts", "fused", "apart",
+             {"the shared expert is one more routed expert, with its rounding", automatic.source}, experts);
+  }
+
+  // What was asked for, or nothing.
+  void require(std::string_view axis, std::string_view key, const std::string& value) {
+    effect(key) = value;
+    if (!build_does(key, value)) not_built(fmt::format("{}={}: this build's engine does not do it", axis, asked(axis)));
+  }
+  // What the server does, or the nearest that the engine can.
+  void prefer(std::string_view key, const std::string& wanted, const std::string& nearest, const Cited& rule,
+              std::string_view who) {
+    const bool does = build_does(key, wanted);
+    effect(key) = does ? wanted : nearest;
+    if (does) return;
+    approximations_ += fmt::format("{}{}={}, where ({}) {} [{}]", approximations_.empty() ? "" : "; ", key, nearest,
+                                   who, rule.text, rule.source);
+  }
+
+  // int32 offsets of the pool, and memory.
+  void check_memory() {
+    const bool known = target_.rules || shape_.gpu_memory > 0;
+    MemoryRequest request{.kv_format = kv_format_, .tp = number("tp"), .max_total_tokens = number("max_total_tokens")};
+    const std::string& fraction = asked("mem_fraction_static");
+    if (fraction != kAuto) request.mem_fraction_static = std::stod(fraction);
+    if (!known) request.mem_fraction_static = 0;
+    ShapeInfo probes = shape_;
+    if (number("batch") > 0) probes.largest_batch = number("batch");
+    const MemoryPlan plan = plan_memory(probes, target_.arch, request);
+    if (!reference_) check_offsets(plan.pool_tokens);
+    if (!known || plan.fits() || reference_) return;
+    constexpr double kGB = 1e9;
+    const auto gb = [&](int64_t bytes) { return static_cast<double>(bytes) / kGB; };
+    const std::string numbers =
+        fmt::format("{} GPUs of {:.0f} GB: {:.1f} GB weights, {} tokens of {} bytes, {:.2f} GB logits", plan.gpus,
+                    gb(plan.gpu_bytes), gb(plan.weights), plan.pool_tokens, plan.bytes_per_token, gb(plan.logits));
+    if (plan.room && *plan.room <= plan.longest_context)
+      missing(fmt::format("mem_fraction_static={}: \"{}\" ({})", fraction, profile_.pool_memory.text, numbers),
+              profile_.pool_memory.source);
+    else
+      missing("memory: " + numbers, "the checkpoint's and the cache's bytes (src/grid/shape.h, preflight_memory.h)");
+  }
+
+  void check_offsets(int64_t pool_tokens) {
+    constexpr int64_t kInt32 = int64_t{1} << 31;
+    const CacheGeometry rows{.format = kv_format_, .latent = shape_.kv_lora_rank, .rope = shape_.qk_rope_head_dim};
+    if (effect("prefill_gathers") == "on" && pool_tokens * rows.row_bytes() > kInt32)
+      missing(fmt::format("a pool of {} tokens: {}", pool_tokens, profile_.gather_overflow.text),
+              profile_.gather_overflow.source);
+    const int64_t key_bytes = shape_.index_head_dim + static_cast<int64_t>(sizeof(float));
+    if (effect("indexer") == "on" && kv_format_ != Format::kKvF32 && pool_tokens * key_bytes > kInt32)
+      missing(fmt::format("a pool of {} tokens: {}", pool_tokens, profile_.index_overflow.text),
+              profile_.index_overflow.source);
   }
 
   void choose_rest() {
     effect("cuda_graph") = asked("cuda_graph");
     effect("page_size") = std::to_string(kForcedPageSize);
     if (asked("page_size") != effect("page_size"))
-      note(fmt::format("page_size={}: the server forces 64 for this model (sglang 93109cc server_args.py:1573-1582)",
-                       asked("page_size")));
+      note(
+          fmt::format("page_size={}: {} ({})", asked("page_size"), profile_.page_size.text, profile_.page_size.source));
     effect("tp") = asked("tp");
-    if (asked("tp") != "1") not_built("tp above 1: this build runs one rank");
+    if (!build_does("tp", asked("tp"))) {
+      result_.has_kernels = false;
+      if (!shape_.target_only) not_built("tp above 1: this build runs one rank");
+    }
     effect("batch") = asked("batch");
     effect("chunked_prefill_size") = effect("chunk") = asked("chunked_prefill_size");
     effect("numerics") = asked("numerics");
@@ -407,6 +586,8 @@ class Resolver {
   bool reference_ = false;
   std::string kv_;
   Format kv_format_ = Format::kKvBf16;
+  bool quantizes_query_ = false;
+  std::string approximations_;
   std::string nsa_prefill_;
   std::string nsa_decode_;
 };

@@ -23,6 +23,21 @@ struct ShapeInfo {
   // Asks about the server alone: that this build lacks a kernel or a setting only clears has_kernels.
   bool any_build = false;
 
+  // Memory on the target. Weights as nvidia/GLM-5-NVFP4 stores them without MTP (shape.cpp has the formula), on
+  // every GPU: its share and what each holds whole.
+  int64_t num_layers = 78;
+  int64_t index_layers = 78;
+  int64_t vocab_size = 154880;
+  int64_t weight_bytes = 440911290192;
+  int64_t replicated_bytes = 4215361536;  // of weight_bytes
+  int64_t gpus = 8;                       // where the row does not say tp
+  int64_t gpu_memory = 0;                 // bytes of one GPU; 0: as usual for the architecture
+  int64_t largest_prefill = 0;            // tokens of the largest launch of the probes; 0: not known
+  int64_t largest_batch = 0;              // requests of the largest decode step; 0: not known
+
+  // The answer is about the server alone: what only this build cannot do for lack of ranks does not count.
+  bool target_only = false;
+
   // Dense attention differs from the model only past the model's own top-k. 0: not known, so it may.
   int64_t model_index_topk = 0;
   int64_t longest_context = 0;  // tokens that the probes reach
@@ -38,6 +53,8 @@ struct ShapeInfo {
 //   indexer_rope_interleaved, rope_enabled   on, off; the two interleaved keys: on = as the checkpoint says
 //   rope_theta                               "checkpoint" or a number
 //   fp4_linear, fp4_experts                  "w4a4", "weight_only"
+//   index_scales, query_format, shared_experts, experts_input_scale, router_bias, prefill_form
+//                                            settings of the engine (build_features.h lists what this build does)
 //   sampling                                 kernel of kind "sample"
 //   chunk                                    "probe" or tokens, 0: whole
 //   kernel.KIND                              a registered kernel that serves a value unknown to this table, for its

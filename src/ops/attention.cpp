@@ -220,6 +220,15 @@ const RegisterKind kAttention{OpKind{
     .model = attention_model,
     .structure = {"dense"}}};
 
+template <int kKeys, int kHeads>
+size_t tile_bytes(const CacheGeometry& cache) {
+  using Tile = kernels::AttentionTile<Bf16, kKeys, kHeads, false, kernels::HostBlock>;
+  return Tile::shared_bytes(kernel_layout(cache));
+}
+constexpr auto sparse_bytes = tile_bytes<kernels::kSparseKeys, kernels::kSparseHeads>;
+constexpr auto split_bytes = tile_bytes<kernels::kSplitKeys, kernels::kSplitHeads>;
+constexpr auto dense_bytes = tile_bytes<kernels::kDenseKeys, kernels::kDenseHeads>;
+
 Kernel own_attention(std::string name, std::string follows, KernelFn run, std::vector<Format> formats) {
   return Kernel{.name = std::move(name),
                 .kind = Attention::kName,
@@ -232,6 +241,7 @@ Kernel own_attention(std::string name, std::string follows, KernelFn run, std::v
 Kernel flashmla_sparse() {
   Kernel kernel = own_attention("flashmla_sparse", "FlashMLA csrc/sm90/prefill/sparse, csrc/sm100/prefill/sparse",
                                 run_flashmla_sparse, {Format::kKvBf16, Format::kKvF32});
+  kernel.own_shared_bytes = sparse_bytes;
   kernel.serves = {{"nsa_prefill_backend", "flashmla_sparse"}, {"nsa_decode_backend", "flashmla_sparse"}};
   kernel.sparse = true;
   kernel.architectures = {90, 100};
@@ -245,6 +255,7 @@ Kernel flashmla_sparse() {
 Kernel flashmla_kv() {
   Kernel kernel = own_attention("flashmla_kv", "FlashMLA csrc/sm90/decode/sparse_fp8, csrc/smxx/decode/combine",
                                 run_flashmla_kv, {Format::kKvPacked, Format::kKvF32});
+  kernel.own_shared_bytes = split_bytes;
   kernel.serves = {{"nsa_prefill_backend", "flashmla_kv"}, {"nsa_decode_backend", "flashmla_kv"}};
   kernel.sparse = true;
   kernel.architectures = {90, 100};
@@ -258,6 +269,7 @@ Kernel flashmla_kv() {
 Kernel trtllm() {
   Kernel kernel = own_attention("trtllm", "flashinfer trtllm_batch_decode_with_kv_cache_mla (sparse_mla_top_k)",
                                 run_trtllm, {Format::kKvBf16, Format::kKvPlainFp8, Format::kKvF32});
+  kernel.own_shared_bytes = sparse_bytes;
   kernel.serves = {{"nsa_prefill_backend", "trtllm"}, {"nsa_decode_backend", "trtllm"}};
   kernel.sparse = true;
   kernel.architectures = {100};
@@ -268,6 +280,7 @@ Kernel trtllm() {
 Kernel triton() {
   Kernel kernel = own_attention("triton", "sglang layers/attention/triton_ops (extend_attention, decode_attention)",
                                 run_triton, {Format::kKvBf16, Format::kKvPlainFp8, Format::kKvF32});
+  kernel.own_shared_bytes = dense_bytes;
   kernel.serves = {{"attention_backend", "triton"}};
   kernel.source =
       "sglang v0.5.9 mem_cache/memory_pool.py:1498: assert not self.nsa_kv_cache_store_fp8 (set_kv_buffer refuses the "
@@ -278,6 +291,7 @@ Kernel triton() {
 Kernel flashinfer() {
   Kernel kernel = own_attention("flashinfer", "sglang v0.5.9 layers/attention/flashinfer_mla_backend.py",
                                 run_flashinfer, {Format::kKvBf16, Format::kKvPlainFp8, Format::kKvF32});
+  kernel.own_shared_bytes = dense_bytes;
   kernel.serves = {{"attention_backend", "flashinfer"}};
   kernel.source =
       "sglang v0.5.9 layers/attention/flashinfer_mla_backend.py:639-650: get_key_buffer().to(q.dtype), no test of the "

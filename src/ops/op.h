@@ -173,6 +173,9 @@ struct Kernel {
   std::vector<int> architectures;   // 90, 100, 120 where the followed backend exists; empty: everywhere
   int64_t shared_memory_bytes = 0;  // of the followed backend at GLM-5's shapes; 0: within every limit or not known
   std::string source;               // where architectures, formats and shared memory come from
+  // Shared memory of one block of this build's own body over a BF16 query, in bytes: what its launch asks for. Null:
+  // within every limit. (A GPU may take a body with less; preflight speaks of this one.)
+  size_t (*own_shared_bytes)(const CacheGeometry& cache) = nullptr;
 };
 
 struct OpKind {

@@ -21,7 +21,7 @@ TEST_CASE("every axis has a default that is one of its values") {
     INFO(axis.name);
     CHECK_FALSE(axis.doc.empty());
     CHECK(canonical(axis.name, axis.fallback) == axis.fallback);
-    CHECK(axis.integers == axis.values.empty());
+    CHECK((axis.integers || axis.fraction) == axis.values.empty());
   }
   CHECK(find_axis("no_such_axis") == nullptr);
   CHECK(axis_names().size() == all_axes().size());
@@ -45,6 +45,14 @@ TEST_CASE("unknown values are refused with the nearest one") {
   CHECK_THAT(canonical("batch", "1e3"), Contains("integers from 1"));
   CHECK_THAT(canonical("batch", "99999999999999999999"), Contains("integers from 1"));
   CHECK_THAT(canonical("tp", "-1"), Contains("integers from 1"));
+}
+
+TEST_CASE("a fraction has one spelling, and lies between 0 and 1") {
+  CHECK(canonical("mem_fraction_static", "0.850") == "0.85");
+  CHECK(canonical("mem_fraction_static", ".9") == "0.9");
+  CHECK(canonical("mem_fraction_static", "auto") == "auto");
+  for (const char* text : {"1", "1.0", "0", "0.0", "0.", ".", "-0.5", "0.12345", "85", "nan", "0.8x", "0.8.5", ""})
+    CHECK_THAT(canonical("mem_fraction_static", text), Contains("fractions between 0 and 1"));
 }
 
 TEST_CASE("every backend of the server is recognised, with or without a kernel here") {

@@ -28,6 +28,14 @@ const AxisValues kRow3 = {{"attention_backend", "triton"},
 const AxisValues kRow4 = {
     {"attention_backend", "flashinfer"}, {"nsa_decode_backend", "flashmla_sparse"}, {"kv_cache_dtype", "fp8_e4m3"}};
 
+// Without what this build does otherwise than the server in nearly every row.
+std::vector<std::string> own_notes(const ResolvedConfiguration& c) {
+  std::vector<std::string> notes;
+  for (const std::string& note : c.notes)
+    if (note.rfind("this build does otherwise", 0) != 0) notes.push_back(note);
+  return notes;
+}
+
 AxisValues with(AxisValues axes, const std::string& axis, const std::string& value) {
   axes[axis] = value;
   return axes;
@@ -98,7 +106,7 @@ TEST_CASE("sparse attention: decode by flashmla_kv runs, by flashmla_sparse on F
   CHECK(kv.resolved.at("decode_requantizes") == "off");
   CHECK(kv.resolved.at("indexer") == "on");
   CHECK(kv.settings.empty());
-  CHECK(kv.notes.empty());
+  CHECK(own_notes(kv).empty());
 
   const auto sparse = resolve_row(with(nsa, "nsa_decode_backend", "flashmla_sparse"));
   CHECK(sparse.status == TargetStatus::kGuard);
@@ -138,7 +146,7 @@ TEST_CASE("trtllm beside a packed-FP8 backend makes the pool plain, which the ot
       {{"kv_cache_dtype", "fp8_e4m3"}, {"nsa_prefill_backend", "trtllm"}, {"nsa_decode_backend", "trtllm"}});
   CHECK(both.status == TargetStatus::kRuns);
   CHECK(both.resolved.at("decode_reads") == "kv_plain_fp8");
-  CHECK(both.notes.empty());
+  CHECK(own_notes(both).empty());
 }
 
 TEST_CASE("only bf16 and fp8_e4m3 caches are accepted, by the server's own words") {
@@ -209,7 +217,7 @@ TEST_CASE("sm_90 refuses NVFP4, and trtllm does not exist there") {
 TEST_CASE("backends without a kernel here are unsupported, or guarded where the server refuses them") {
   const auto fa4 = resolve_row({{"attention_backend", "fa4"}, {"kv_cache_dtype", "bf16"}});
   CHECK(fa4.status == TargetStatus::kUnsupported);
-  CHECK_THAT(fa4.reason, Contains("no kernel of this backend is in this build yet"));
+  CHECK_THAT(fa4.reason, Contains("no kernel that follows it"));
   CHECK_FALSE(can_run(fa4, true));
   CHECK(fa4.resolved.at("decode_attention") == "-");
   for (const char* backend : {"flashmla", "torch_native", "flex_attention", "aiter", "wave"}) {
@@ -263,7 +271,7 @@ TEST_CASE("a dense backend is another model past top-k, and not within it") {
   shape.longest_context = 16;
   const auto within = resolve_row(dense, "any", "sglang-0.5.9", shape);
   CHECK(within.settings.empty());
-  CHECK(within.notes.empty());
+  CHECK(own_notes(within).empty());
   shape.longest_context = 17;
   CHECK(has_setting(resolve_row(dense, "any", "sglang-0.5.9", shape), "dense_attention"));
   CHECK_FALSE(has_setting(resolve_row({{"kv_cache_dtype", "bf16"}}, "any", "sglang-0.5.9", shape), "dense_attention"));
@@ -328,7 +336,7 @@ TEST_CASE("page size, tensor parallelism, sampling and native targets") {
   CHECK(resolve_row({{"sampling_backend", "ascend"}}).status == TargetStatus::kUnsupported);
   const auto native = resolve_row({{"nsa_decode_backend", "flashmla_kv"}}, "native");
   CHECK(native.status == TargetStatus::kRuns);
-  CHECK_THAT(native.notes.front(), Contains("native"));
+  CHECK_THAT(native.notes.back(), Contains("native"));
   CHECK_FALSE(find_target("sm_121"));
 }
 
