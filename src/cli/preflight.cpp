@@ -19,6 +19,9 @@ namespace {
 
 constexpr int kSchema = 1;
 constexpr int kJsonIndent = 2;
+constexpr double kGB = 1e9;
+constexpr double kMostGpuMemory = 1e6;  // GB
+constexpr int64_t kMostGpus = 1024;
 constexpr int64_t kGlm5MaxPositions = 202752;  // zai-org/GLM-5 config.json
 
 struct Options {
@@ -27,6 +30,8 @@ struct Options {
   std::string arch;
   std::string profile;
   std::string json;
+  int64_t gpus = 0;       // 0: not said
+  double gpu_memory = 0;  // GB of one GPU; 0: not said
 };
 
 // Only the config: preflight loads no weights.
@@ -40,7 +45,7 @@ Result<ModelConfig> config_of(const std::string& spec) {
   return parse_model_config(text, path);
 }
 
-Result<std::vector<PreflightRow>> resolve_rows(Experiment& experiment) {
+Result<std::vector<PreflightRow>> resolve_rows(Experiment& experiment, const Options& options) {
   FAULTLINE_TRY(const Target target, find_target(experiment.arch));
   const Profile* profile = find_profile(experiment.profile);
   FAULTLINE_CHECK(profile != nullptr);  // both ways to name one are validated
@@ -51,7 +56,10 @@ Result<std::vector<PreflightRow>> resolve_rows(Experiment& experiment) {
   constexpr int64_t kPageSize = 64;
   fill_probe_defaults(experiment.probes, kPageSize, model ? model->index_topk : ShapeInfo{}.index_topk,
                       model ? model->max_position_embeddings : kGlm5MaxPositions);
-  const ShapeInfo shape = shape_info(model ? &*model : nullptr, experiment);
+  ShapeInfo shape = shape_info(model ? &*model : nullptr, experiment);
+  shape.target_only = true;
+  if (options.gpus > 0) shape.gpus = options.gpus;
+  if (options.gpu_memory > 0) shape.gpu_memory = static_cast<int64_t>(options.gpu_memory * kGB);
   FAULTLINE_TRY(Grid grid, expand_grid(experiment));
   std::vector<PreflightRow> rows;
   for (GridRow& row : grid.rows) {
@@ -70,7 +78,7 @@ Result<int> run_preflight(const Options& options) {
   if (!options.model.empty()) experiment.model = options.model;
   if (!options.arch.empty()) experiment.arch = options.arch;
   if (!options.profile.empty()) experiment.profile = options.profile;
-  FAULTLINE_TRY(const std::vector<PreflightRow> rows, resolve_rows(experiment));
+  FAULTLINE_TRY(const std::vector<PreflightRow> rows, resolve_rows(experiment, options));
   if (!options.json.empty() && options.json != "-")
     FAULTLINE_TRY_STATUS(write_file(options.json, preflight_json(experiment, rows)));
   const std::string text = options.json == "-" ? preflight_json(experiment, rows) : preflight_table(experiment, rows);
@@ -84,9 +92,17 @@ Result<int> run_preflight(const Options& options) {
 }  // namespace
 
 std::string preflight_table(const Experiment& experiment, const std::vector<PreflightRow>& rows) {
+  constexpr std::pair<std::string_view, std::string_view> kResolved[] = {
+      {"prefill", "prefill_attention"}, {"decode", "decode_attention"}, {"cache", "kv_format"}};
   std::vector<std::string> columns;
   for (const RequestedAxis& axis : experiment.axes)
     if (axis.values.size() > 1) columns.push_back(axis.name);
+  const size_t asked = columns.size();
+  for (const auto& [title, key] : kResolved) columns.emplace_back(title);
+  const auto cell = [&](const PreflightRow& row, size_t i) -> const std::string& {
+    if (i < asked) return row.row.axes.at(columns[i]);
+    return row.configuration.resolved.at(std::string(kResolved[i - asked].second));
+  };
   size_t id_width = 2;
   std::vector<size_t> widths;
   widths.reserve(columns.size());
@@ -94,14 +110,14 @@ std::string preflight_table(const Experiment& experiment, const std::vector<Pref
   std::array<size_t, 4> counts{};
   for (const PreflightRow& row : rows) {
     id_width = std::max(id_width, row.row.id.size());
-    for (size_t i = 0; i < columns.size(); ++i) widths[i] = std::max(widths[i], row.row.axes.at(columns[i]).size());
+    for (size_t i = 0; i < columns.size(); ++i) widths[i] = std::max(widths[i], cell(row, i).size());
     ++counts[static_cast<size_t>(row.configuration.status)];
   }
   std::string text = fmt::format("{} on {}: {} configurations", experiment.profile, experiment.arch, rows.size());
   for (size_t i = 0; i < counts.size(); ++i)
     if (counts[i] != 0) text += fmt::format(", {} {}", counts[i], target_status_name(static_cast<TargetStatus>(i)));
   text += "\n\n" + padded("id", id_width);
-  for (size_t i = 0; i < columns.size(); ++i) text += "  " + padded(columns[i], widths[i]);
+  for (size_t i = 0; i < columns.size(); ++i) text += (i == asked ? " -> " : "  ") + padded(columns[i], widths[i]);
   text += "  status\n";
 
   std::vector<std::string> reasons;  // each once, numbered in order of appearance
@@ -109,7 +125,7 @@ std::string preflight_table(const Experiment& experiment, const std::vector<Pref
   for (const PreflightRow& row : rows) {
     const ResolvedConfiguration& c = row.configuration;
     text += padded(row.row.id, id_width);
-    for (size_t i = 0; i < columns.size(); ++i) text += "  " + padded(row.row.axes.at(columns[i]), widths[i]);
+    for (size_t i = 0; i < columns.size(); ++i) text += (i == asked ? " -> " : "  ") + padded(cell(row, i), widths[i]);
     text += "  " + std::string(target_status_name(c.status));
     if (!c.reason.empty()) {
       const std::string reason = c.reason + (c.source.empty() ? "" : "\n     " + c.source);
@@ -123,6 +139,13 @@ std::string preflight_table(const Experiment& experiment, const std::vector<Pref
   }
   if (!reasons.empty()) text += "\n";
   for (size_t i = 0; i < reasons.size(); ++i) text += fmt::format("{:<5}{}\n", fmt::format("[{}]", i + 1), reasons[i]);
+  const std::vector<InertAxis> inert = inert_axes(rows);
+  if (!inert.empty()) text += "\n";
+  for (const InertAxis& axis : inert) {
+    const std::string where =
+        axis.where.empty() ? "" : fmt::format(" where {}={}", axis.where.begin()->first, axis.where.begin()->second);
+    text += fmt::format("inert: {} changes nothing{} ({} rows)\n", axis.axis, where, axis.rows);
+  }
   if (!notes.empty()) text += "\n";
   for (const std::string& note : notes) text += "note: " + note + "\n";
   return text;
@@ -147,6 +170,9 @@ std::string preflight_json(const Experiment& experiment, const std::vector<Prefl
                             {"settings", c.settings},
                             {"command", launch_command(c.requested)}});
   }
+  root["inert"] = nlohmann::json::array();
+  for (const InertAxis& axis : inert_axes(rows))
+    root["inert"].push_back({{"axis", axis.axis}, {"condition", axis.where}, {"rows", axis.rows}});
   return dump_json(root, kJsonIndent) + "\n";
 }
 
@@ -160,6 +186,12 @@ void add_preflight_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember(target_names()));
   command->add_option("--profile", options->profile, "server version whose rules apply, instead of the experiment's")
       ->check(CLI::IsMember(profile_names()));
+  command->add_option("--gpus", options->gpus, "GPUs that the model is split over where a row has no tp (default 8)")
+      ->check(CLI::Range(int64_t{1}, kMostGpus));
+  command
+      ->add_option("--gpu-memory", options->gpu_memory,
+                   "GB of one GPU (default: 141 on sm_90, 180 on sm_100, 96 on sm_120)")
+      ->check(CLI::Range(1.0, kMostGpuMemory));
   command->add_option("--json", options->json, "write the rows as JSON to a file, or to stdout with '-'");
   command->callback([options, &exit_code] {
     const Result<int> result = run_preflight(*options);

@@ -1,12 +1,13 @@
-// `faultline preflight EXPERIMENT.yaml [--model M] [--arch A] [--profile P] [--json FILE|-]`: what each configuration
-// resolves to for a server version and a target, and which cannot run, with reasons, without running anything.
+// `faultline preflight EXPERIMENT.yaml [--model M] [--arch A] [--profile P] [--gpus N] [--gpu-memory GB]
+// [--json FILE|-]`: what each configuration resolves to for a server version and a target, and which cannot run, with
+// reasons, without running anything.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "grid/expand.h"
-#include "grid/resolved.h"
+#include "grid/experiment.h"
+#include "grid/preflight.h"
 
 namespace CLI {
 class App;
@@ -18,14 +19,11 @@ namespace faultline {
 // 2 bad input.
 void add_preflight_command(CLI::App& app, int& exit_code);
 
-struct PreflightRow {
-  GridRow row;
-  ResolvedConfiguration configuration;
-};
-// The table for people: one line a row with the axes that vary, reasons and notes below.
+// The table for people: one line a row with the axes that vary, the kernels and the cache that it resolves to and its
+// status; reasons, axes without effect and notes below.
 std::string preflight_table(const Experiment& experiment, const std::vector<PreflightRow>& rows);
-// `rows[]` {id, axes, resolved, status, reason, source, notes, settings, command}, with schema, experiment, profile,
-// arch.
+// `rows[]` {id, axes, resolved, status, reason, source, notes, settings, command} and `inert[]` {axis, condition,
+// rows}, with schema, experiment, profile, arch.
 std::string preflight_json(const Experiment& experiment, const std::vector<PreflightRow>& rows);
 
 }  // namespace faultline
