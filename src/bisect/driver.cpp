@@ -184,6 +184,13 @@ Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Sess
   FAULTLINE_TRY(const nlohmann::json record, directory.read_run_json());
   for (const auto& [key, value] : record.items())
     if (value.is_string()) outcome.findings.environment[key] = value.get<std::string>();
+  if (outcome.findings.environment["device"] == "cpu")
+    outcome.findings.limits.push_back(
+        "Everything ran on the CPU: faults of a GPU's timing, memory model or compiler cannot show here.");
+  else
+    outcome.findings.limits.push_back(
+        fmt::format("Everything ran on {}: faults that another architecture's code or limits cause cannot show here.",
+                    outcome.findings.environment["device"]));
   outcome.findings.environment["worker runs"] = std::to_string(session.worker_runs());
   outcome.exit_code = session.interrupted() ? ExitCode::kInterrupted : exit_code_of(outcome.findings);
   outcome.findings.exit_code = static_cast<int>(outcome.exit_code);

@@ -86,7 +86,6 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   }
   // What holds for every run (own kernels, check level, repeats) the report says by itself.
   auto& limits = findings.limits;
-  limits.push_back("Everything ran on the CPU: faults of a GPU's timing, memory model or compiler cannot show here.");
   for (const MaskedRows& masked : search.masked)
     limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature +
                      "': " + std::to_string(masked.rows.size()) + " of them.");
