@@ -225,7 +225,8 @@ class Bench {
     const Argument& argument = op.arguments[operand];
     double bytes = 0;
     for (const TensorView& view : argument.views)
-      if (view.data != nullptr) bytes += static_cast<double>(view.elements()) * static_cast<double>(dtype_bytes(view.dtype));
+      if (view.data != nullptr)
+        bytes += static_cast<double>(view.elements()) * static_cast<double>(dtype_bytes(view.dtype));
     return bytes;
   }
 
@@ -249,9 +250,7 @@ class Bench {
     return bytes;
   }
 
-  static bool is_product(const Op& op) {
-    return op.kind->name.find("linear") != std::string::npos;
-  }
+  static bool is_product(const Op& op) { return op.kind->name.find("linear") != std::string::npos; }
 
   // Each op of a MoE layer alone: its kernel on the tensors of all MoE layers in turn, as one graph.
   Status ops_of_a_step(int64_t batch) {
@@ -284,8 +283,10 @@ class Bench {
     double step_bytes = 0;
     for (const Op& op : pass.ops)
       if (is_product(op)) step_bytes += floor_bytes(op);
-    fmt::print("\nThe whole step: {:.1f} MB of weights and activations of products in {:.3f} ms: {:.0f} % of the copy bandwidth\n",
-               step_bytes / 1e6, step_ * 1e3, 100 * step_bytes / step_ / bandwidth_);
+    fmt::print(
+        "\nThe whole step: {:.1f} MB of weights and activations of products in {:.3f} ms: {:.0f} % of the copy "
+        "bandwidth\n",
+        step_bytes / 1e6, step_ * 1e3, 100 * step_bytes / step_ / bandwidth_);
     return {};
   }
 

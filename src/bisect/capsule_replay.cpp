@@ -27,7 +27,8 @@ Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant, De
   }
   CapsuleReplay replay;
   for (; replay.runs < kReplays; ++replay.runs) {
-    auto found = replay_alone(capsule.op, capsule.info, plant.get(), capsule.seed + static_cast<uint64_t>(replay.runs), device);
+    auto found =
+        replay_alone(capsule.op, capsule.info, plant.get(), capsule.seed + static_cast<uint64_t>(replay.runs), device);
     if (!found) continue;
     ++replay.broken;
     if (!replay.violation) replay.violation = std::move(found);

@@ -12,7 +12,7 @@ namespace faultline {
 
 struct CapsuleOptions {
   std::string path;
-  std::string model;       // where named weights come from; empty: the checkpoint that the capsule names
+  std::string model;  // where named weights come from; empty: the checkpoint that the capsule names
   std::string device = "auto";
   bool with_plant = true;  // false: without the fault that was planted when the capsule was written
   double timeout_s = 60;   // without progress, then the kernel hangs

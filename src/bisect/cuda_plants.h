@@ -26,8 +26,8 @@ enum class CudaPlant : uint8_t {
 inline constexpr int kPlantedBlock = 1;
 inline constexpr int kPlantedThread = 37;
 
-// Launches it on `stream` (cudaStream_t). `target` is memory of the device's. Returns why CUDA refused the launch; empty:
-// it did not.
+// Launches it on `stream` (cudaStream_t). `target` is memory of the device's. Returns why CUDA refused the launch;
+// empty: it did not.
 std::string launch_cuda_plant(CudaPlant plant, std::byte* target, void* stream);
 
 }  // namespace faultline::plants

@@ -26,8 +26,8 @@ namespace event {
 inline constexpr std::string_view kDone = "done";            // the task is finished; nothing follows
 inline constexpr std::string_view kError = "error";          // {"kind", "message"}: an Error of the worker's
 inline constexpr std::string_view kException = "exception";  // {"what"}: an exception nobody caught
-// {"checksum", "bytes", "seconds"}: the weights in the GPU's memory were mapped, and are what was loaded. In the journal
-// with the task's "key", and "after": the key of the last task whose worker died, if there was one.
+// {"checksum", "bytes", "seconds"}: the weights in the GPU's memory were mapped, and are what was loaded. In the
+// journal with the task's "key", and "after": the key of the last task whose worker died, if there was one.
 inline constexpr std::string_view kWeightsIntact = "weights_intact";
 }  // namespace event
 

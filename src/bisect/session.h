@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status_line.h"
-#include "bisect/held_weights.h"
 #include "bisect/core_reader.h"
+#include "bisect/held_weights.h"
 #include "bisect/journal.h"
 #include "bisect/pool.h"
 #include "bisect/task.h"
@@ -23,7 +23,7 @@ struct SessionOptions {
   double time_limit_s = 0;  // of the whole run; 0: none
   double timeout_s = 60;    // without progress, then a worker hangs
   uint64_t memory_limit = 0;
-  bool quiet = false;  // no status line
+  bool quiet = false;          // no status line
   std::string device = "cpu";  // where workers run kernels
   // Where cores/ is made for the core dumps of a GPU; empty: they are read and not kept.
   std::string run_directory;

@@ -169,8 +169,8 @@ class TaskRunner {
       };
     if (progress_ != nullptr && device_->is_cuda()) {
       hooks.device_page = &progress_->device_page();
-      FAULTLINE_TRY(hooks.device_page_there, device_->map_host(reinterpret_cast<std::byte*>(hooks.device_page),
-                                                               sizeof(DeviceCheckPage)));
+      FAULTLINE_TRY(hooks.device_page_there,
+                    device_->map_host(reinterpret_cast<std::byte*>(hooks.device_page), sizeof(DeviceCheckPage)));
     }
     FAULTLINE_TRY(engine_, Engine::create(*placed_, config, limits, sampling, std::move(hooks), mirror_.get()));
     if (config.cuda_graph) {

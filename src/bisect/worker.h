@@ -17,8 +17,7 @@ int worker_main();
 
 // The payload of a pool task: the work and how to map the weights. Its descriptors are the checkpoint's, then those of
 // the slabs (null: none).
-nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint,
-                              const RunWeights* slabs = nullptr);
+nlohmann::json worker_payload(const WorkerTask& task, const Checkpoint& checkpoint, const RunWeights* slabs = nullptr);
 
 // Weights that another process put into a GPU's memory; none: the worker uploads its own.
 struct SlabSource {

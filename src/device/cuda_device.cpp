@@ -1,9 +1,9 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
-#include <algorithm>
 #include <string_view>
 
 #include "device/cuda_error.h"
@@ -199,22 +199,24 @@ Status cuda_usable(int ordinal) {
     return cannot_run("no NVIDIA driver is loaded on this machine; run on one that has it, or with --device cpu");
   }
   if (driver / kVersionDivisor < CUDART_VERSION / kVersionDivisor)
-    return cannot_run("the NVIDIA driver supports CUDA {}.{}, this build needs CUDA {}: update the driver, or use --device cpu",
-                      driver / kVersionDivisor, driver % kVersionDivisor / 10, CUDART_VERSION / kVersionDivisor);
+    return cannot_run(
+        "the NVIDIA driver supports CUDA {}.{}, this build needs CUDA {}: update the driver, or use --device cpu",
+        driver / kVersionDivisor, driver % kVersionDivisor / 10, CUDART_VERSION / kVersionDivisor);
   const cudaError_t counted = cudaGetDeviceCount(&count);
   static_cast<void>(cudaGetLastError());
   if (counted != cudaSuccess && counted != cudaErrorNoDevice)
-    return cannot_run("the NVIDIA driver cannot be used: {} ({})", cudaGetErrorString(counted), cudaGetErrorName(counted));
+    return cannot_run("the NVIDIA driver cannot be used: {} ({})", cudaGetErrorString(counted),
+                      cudaGetErrorName(counted));
   if (count == 0) return cannot_run("the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES?); use --device cpu");
-  if (ordinal >= count)
-    return cannot_run("there is no GPU {}: this machine has {}, numbered from 0", ordinal, count);
+  if (ordinal >= count) return cannot_run("there is no GPU {}: this machine has {}, numbered from 0", ordinal, count);
   int major = 0;
   int minor = 0;
   static_cast<void>(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal));
   static_cast<void>(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal));
   if (!compiled_for(major, minor))
     return cannot_run(
-        "GPU {} is sm_{}{}, and this build has kernels for {}: configure with -DFAULTLINE_CUDA_ARCHITECTURES={}{}a-real",
+        "GPU {} is sm_{}{}, and this build has kernels for {}: configure with "
+        "-DFAULTLINE_CUDA_ARCHITECTURES={}{}a-real",
         ordinal, major, minor, FAULTLINE_CUDA_ARCHITECTURES, major, minor);
   return {};
 }

@@ -9,12 +9,12 @@
 namespace faultline {
 
 // FAULTLINE_CUDA_TRY(call, "name"): returns an error that names the call and CUDA's reason.
-#define FAULTLINE_CUDA_TRY(expression, call)                                                              \
-  do {                                                                                                    \
-    const cudaError_t cuda_status = (expression);                                                         \
-    if (cuda_status != cudaSuccess)                                                                       \
-      return ::faultline::internal_error("{} failed: {} ({})", call, cudaGetErrorString(cuda_status),     \
-                                         cudaGetErrorName(cuda_status));                                  \
+#define FAULTLINE_CUDA_TRY(expression, call)                                                          \
+  do {                                                                                                \
+    const cudaError_t cuda_status = (expression);                                                     \
+    if (cuda_status != cudaSuccess)                                                                   \
+      return ::faultline::internal_error("{} failed: {} ({})", call, cudaGetErrorString(cuda_status), \
+                                         cudaGetErrorName(cuda_status));                              \
   } while (false)
 
 // The verdict of an error that a kernel caused.

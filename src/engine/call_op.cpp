@@ -132,8 +132,9 @@ KernelResult run_on_device(Device& device, const PassInfo& info, FaultInjector* 
     std::vector<TensorView> views;
     for (size_t v = 0; v < argument.views.size(); ++v) {
       const TensorView& view = argument.views[v];
-      views.push_back(weight && weights != nullptr ? weights->arguments[i].views[v]
-                                                   : upload(view, static_cast<size_t>(view.extent()) * dtype_bytes(view.dtype)));
+      views.push_back(weight && weights != nullptr
+                          ? weights->arguments[i].views[v]
+                          : upload(view, static_cast<size_t>(view.extent()) * dtype_bytes(view.dtype)));
     }
     arguments.add(std::move(views), argument.format,
                   argument.geometry != nullptr ? std::optional<CacheGeometry>(*argument.geometry) : std::nullopt);

@@ -8,7 +8,8 @@ namespace faultline {
 
 class OpCaller {
  public:
-  OpCaller(const Pass& pass, const PassInfo& info, const EngineHooks& hooks) : pass_(pass), info_(info), hooks_(hooks) {}
+  OpCaller(const Pass& pass, const PassInfo& info, const EngineHooks& hooks)
+      : pass_(pass), info_(info), hooks_(hooks) {}
 
   // A reference stands in the kernel's place (a kernel that is the reference itself does what the row resolves to).
   bool swapped(const Op& op, int64_t launch) const;

@@ -134,8 +134,9 @@ class StreamRunner {
   }
 
   static bool has_scalar_scales(const Op& op) {
-    return std::any_of(op.kind->operands.begin(), op.kind->operands.end(),
-                       [](const OperandSpec& spec) { return spec.name == "input_scale" || spec.name == "global_scale"; });
+    return std::any_of(op.kind->operands.begin(), op.kind->operands.end(), [](const OperandSpec& spec) {
+      return spec.name == "input_scale" || spec.name == "global_scale";
+    });
   }
 
   // False: the device has died; `i` is the last op that was given to it.

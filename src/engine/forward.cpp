@@ -155,8 +155,7 @@ Result<std::vector<ForwardResult>> run_forward(const ModelWeights& weights, cons
     FAULTLINE_TRY(const PassOutcome outcome, engine->decode(pointers, options));
     FAULTLINE_TRY_STATUS(require_clean(outcome));
     const TensorView logits = engine->host_view(engine->last_pass().logits);
-    for (size_t i = 0; i < sequences.size(); ++i)
-      append_row(logits, static_cast<int64_t>(i), results[i].decode_logits);
+    for (size_t i = 0; i < sequences.size(); ++i) append_row(logits, static_cast<int64_t>(i), results[i].decode_logits);
   }
   return results;
 }

@@ -9,7 +9,8 @@
 
 namespace faultline {
 
-NeighbourSum::NeighbourSum(const OpCall& call, const OperandSpec& spec, int operand) : argument_(call.argument(operand)) {
+NeighbourSum::NeighbourSum(const OpCall& call, const OperandSpec& spec, int operand)
+    : argument_(call.argument(operand)) {
   const CacheGeometry& geometry = *argument_.geometry;
   const TensorView& slots = call.view(spec.region.slots_operand);
   for (int64_t i = 0; i < slots.elements(); ++i) {

@@ -71,9 +71,9 @@ struct Pass {
       group;  // one an op: ops of one group are poisoned and checked together (a layer, the head, the sampler)
   std::vector<std::unique_ptr<Buffer>> buffers;
   std::vector<std::string> buffer_names;
-  HostMirror* mirror = nullptr;         // never null once the engine has built the pass
+  HostMirror* mirror = nullptr;          // never null once the engine has built the pass
   std::shared_ptr<DeviceChecks> checks;  // on a GPU, above level off and below reference
-  std::vector<PassSegment> segments;    // on a GPU, once recorded
+  std::vector<PassSegment> segments;     // on a GPU, once recorded
 
   // Filled in by the scheduler before each run.
   TensorView input_ids, req_to_token, req_pool, seq_lens, cu_seqlens_q, slots, last_rows, uniform;

@@ -1,6 +1,6 @@
 #include "check/compare.h"
-#include "check/layout.h"
 #include "check/inspect.h"
+#include "check/layout.h"
 #include "check/poison.h"
 #include "engine/call_op.h"
 #include "engine/op_contract.h"

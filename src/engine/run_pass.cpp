@@ -159,8 +159,8 @@ class Runner {
       }
       result = call_kernel(i, call, in_place);
       for (const auto& [o, bytes] : first) {
-        if (auto found = find_unwritten_codes(host_call, op.kind->operands[static_cast<size_t>(o)], o, info_.live,
-                                              bytes.data()))
+        if (auto found =
+                find_unwritten_codes(host_call, op.kind->operands[static_cast<size_t>(o)], o, info_.live, bytes.data()))
           report(i, std::move(*found));
       }
     }
@@ -211,30 +211,34 @@ class Runner {
         return;
       }
     }
-    if (auto found = compare_to_model(op, info_.live)) outcome_.settings.push_back(describe_violation(seen(i), i, info_, hooks_.op_by_op, std::move(*found)));
+    if (auto found = compare_to_model(op, info_.live))
+      outcome_.settings.push_back(describe_violation(seen(i), i, info_, hooks_.op_by_op, std::move(*found)));
   }
 
   void check_canaries(int first_op) {
     for (size_t b = 0; b < pass_.buffers.size(); ++b) {
       int64_t offset = 0;
       if (!pass_.buffers[b]->canary_broken(offset)) continue;
-      EngineViolation found =
-          describe_violation(seen(first_op), first_op, info_, hooks_.op_by_op, OpViolation{0,
-                                         "canary",
-                                         {offset},
-                                         "",
-                                         0,
-                                         1,
-                                         fmt::format("the bytes around tensor {} were overwritten at byte {}",
-                                                     pass_.buffer_names[b], offset),
-                                         false});
+      EngineViolation found = describe_violation(
+          seen(first_op), first_op, info_, hooks_.op_by_op,
+          OpViolation{
+              0,
+              "canary",
+              {offset},
+              "",
+              0,
+              1,
+              fmt::format("the bytes around tensor {} were overwritten at byte {}", pass_.buffer_names[b], offset),
+              false});
       found.tensor = pass_.buffer_names[b];
       outcome_.violations.push_back(std::move(found));
       return;
     }
   }
 
-  void report(int i, OpViolation violation) { outcome_.violations.push_back(describe_violation(seen(i), i, info_, hooks_.op_by_op, std::move(violation))); }
+  void report(int i, OpViolation violation) {
+    outcome_.violations.push_back(describe_violation(seen(i), i, info_, hooks_.op_by_op, std::move(violation)));
+  }
 
   const Pass& pass_;
   const PassInfo& info_;

@@ -50,8 +50,8 @@ json conclusions(const json& findings) {
   }
   for (const json& found : findings.at("localized")) {
     json one;
-    for (const char* key :
-         {"culprit", "op", "kernel", "provenance", "layer", "kind", "signature", "reproduces", "necessary", "configurations"})
+    for (const char* key : {"culprit", "op", "kernel", "provenance", "layer", "kind", "signature", "reproduces",
+                            "necessary", "configurations"})
       one[key] = found.at(key);
     result["localized"].push_back(std::move(one));
   }
@@ -142,13 +142,14 @@ TEST_CASE("a run killed by SIGKILL resumes against held weights without loading,
   const Bisection whole = bisect(whole_folder, incident(), {"--device", "cuda", "--jobs", "2"});
   const TempDir folder;
   const std::string parent = folder.file("reports");
-  Running driver(FAULTLINE_PROGRAM, {"bisect", folder.write("case.yaml", incident()), "--out", parent, "--device",
-                                     "cuda", "--jobs", "2"});
+  Running driver(FAULTLINE_PROGRAM,
+                 {"bisect", folder.write("case.yaml", incident()), "--out", parent, "--device", "cuda", "--jobs", "2"});
   constexpr int kTries = 3000;
   constexpr size_t kEnough = 4;
   for (int i = 0; i < kTries; ++i) {
     const std::string run = run_directory_in(parent);
-    const auto contents = run.empty() ? Result<JournalContents>(internal_error("none")) : load_journal(run + "/journal.jsonl");
+    const auto contents =
+        run.empty() ? Result<JournalContents>(internal_error("none")) : load_journal(run + "/journal.jsonl");
     if (contents && contents->entries.size() > kEnough) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -108,7 +108,8 @@ PassOutcome serve(Engine& engine, const std::vector<int64_t>& lengths, int steps
 
 void require_clean(const PassOutcome& outcome) {
   if (outcome.fault) FAIL(outcome.fault->op << ": " << outcome.fault->fault.message);
-  for (const auto& v : outcome.violations) FAIL(v.op << " " << v.tensor << ": " << v.violation.kind << ": " << v.violation.detail);
+  for (const auto& v : outcome.violations)
+    FAIL(v.op << " " << v.tensor << ": " << v.violation.kind << ": " << v.violation.detail);
   for (const auto& v : outcome.settings) FAIL(v.op << ": " << v.violation.detail);
   SUCCEED();
 }
@@ -216,8 +217,7 @@ TEST_CASE("a broken output is found at the same place on the stream, in a graph 
     CHECK(found.violation.value == "nan");
     CHECK(found.inputs_clean == "yes");
     if (mode.op_by_op) {
-      const auto again =
-          replay_op(engine->last_pass(), found.op_index, engine->last_info(), engine->hooks(), 1);
+      const auto again = replay_op(engine->last_pass(), found.op_index, engine->last_info(), engine->hooks(), 1);
       REQUIRE(again);
       CHECK(again->kind == "nonfinite");
       CHECK(again->index == std::vector<int64_t>{0, 5});
@@ -249,12 +249,11 @@ TEST_CASE("a fault that strikes replayed graphs alone is found in the graph, wit
 TEST_CASE("a reference in the place of a broken op makes the run clean", "[gpu]") {
   if (!cuda_usable(0)) return skipped_without_gpu();
   DeviceModel model("synth:tiny", "cuda:0");
-  const std::string broken = GENERATE("layers.1.self_attn.q_a_layernorm", "layers.1.self_attn.attention",
-                                      "layers.1.mlp.residual");
+  const std::string broken =
+      GENERATE("layers.1.self_attn.q_a_layernorm", "layers.1.self_attn.attention", "layers.1.mlp.residual");
   CAPTURE(broken);
-  Breaker breaker(broken, broken.ends_with("attention") ? 8 : 2, [](const TensorView& out) {
-    out.store(0, std::numeric_limits<float>::quiet_NaN());
-  });
+  Breaker breaker(broken, broken.ends_with("attention") ? 8 : 2,
+                  [](const TensorView& out) { out.store(0, std::numeric_limits<float>::quiet_NaN()); });
   for (const bool in_place : {false, true}) {
     CAPTURE(in_place);
     EngineHooks hooks;
