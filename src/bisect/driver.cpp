@@ -258,6 +258,16 @@ SessionOptions session_options(const BisectOptions& options, const Experiment& e
   return session;
 }
 
+// "cuda:0" of "cuda:0 NVIDIA H200 (sm_90), …": where the workers of a run ran, which is part of what its results are.
+Result<std::string> device_of(const RunDirectory& directory) {
+  FAULTLINE_TRY(const nlohmann::json record, directory.read_run_json());
+  const auto device = record.find("device");
+  if (device == record.end() || !device->is_string())
+    return bad_input("{}: run.json there does not say on which device the run was", directory.path());
+  const auto& text = device->get_ref<const std::string&>();
+  return text.substr(0, text.find(' '));
+}
+
 }  // namespace
 
 Result<ModelConfig> model_config(const std::string& spec) {
@@ -287,12 +297,15 @@ Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
 
 Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   BisectOptions options = given;
-  FAULTLINE_TRY(options.device, usable_device(given.device));
   std::optional<RunDirectory> directory;
   if (!options.resume.empty()) {
     FAULTLINE_TRY(directory, RunDirectory::open(options.resume));
+    if (options.device == kAnyDevice) {
+      FAULTLINE_TRY(options.device, device_of(*directory));
+    }
     options.experiment = directory->file("experiment.yaml");
   }
+  FAULTLINE_TRY(options.device, usable_device(options.device));
   Run run;
   FAULTLINE_TRY(run.prepared, prepare_experiment(options));
   const Experiment& experiment = run.prepared.experiment;
@@ -339,6 +352,7 @@ Result<BisectOutcome> rewrite_reports(const std::string& run_directory) {
   FAULTLINE_TRY(const RunDirectory directory, RunDirectory::open(run_directory));
   BisectOptions options;
   options.experiment = directory.file("experiment.yaml");
+  FAULTLINE_TRY(options.device, device_of(directory));
   Run run;
   FAULTLINE_TRY(run.prepared, prepare_experiment(options));
   FAULTLINE_TRY(run.grid, expand_grid(run.prepared.experiment));

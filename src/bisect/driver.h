@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -13,6 +14,8 @@
 #include "report/findings.h"
 
 namespace faultline {
+
+inline constexpr std::string_view kAnyDevice = "auto";
 
 struct BisectOptions {
   std::string experiment;  // path; empty with `resume`
@@ -27,7 +30,8 @@ struct BisectOptions {
   std::optional<double> timeout;
   std::optional<int64_t> memory_limit;
   int jobs = 0;
-  std::string device = "auto";  // where workers run kernels: auto, cpu, cuda, cuda:N
+  // Where workers run kernels: auto, cpu, cuda, cuda:N. A resumed run stays where it was unless another is named.
+  std::string device{kAnyDevice};
   bool quiet = false;
   std::vector<std::string> arguments;  // argv, for the record
   std::string sanitize;                // replay: the tool of compute-sanitizer to run under; empty: none
