@@ -15,6 +15,7 @@
 #include "bisect/convict.h"
 #include "bisect/findings_of_run.h"
 #include "bisect/held_weights.h"
+#include "bisect/line_experiment.h"
 #include "bisect/plant.h"
 #include "bisect/run_directory.h"
 #include "bisect/search.h"
@@ -165,6 +166,8 @@ Status write_cases(const Run& run, const RunDirectory& directory) {
     Experiment one = run.prepared.experiment;
     one.name = case_name(row.id);
     one.axes.clear();
+    one.rows.clear();
+    one.server_args.clear();
     one.exclude.clear();
     one.strategy = "full";
     for (const auto& [axis, value] : row.grid.axes) one.axes.push_back({axis, {value}});
@@ -281,6 +284,14 @@ Result<ModelConfig> model_config(const std::string& spec) {
 }
 
 Result<PreparedExperiment> prepare_experiment(const BisectOptions& options) {
+  if (options.server_args && options.resume.empty()) {
+    Experiment target;
+    target.arch = options.arch;
+    FAULTLINE_TRY_STATUS(settle_native_arch(options, target));
+    FAULTLINE_TRY(Experiment line, experiment_of_line({*options.server_args, options.model, options.profile,
+                                                       target.arch, options.max_rows}));
+    return prepare(std::move(line), options);
+  }
   FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
   std::string& tokens = experiment.probes.tokens;
   if (tokens != "random" && tokens != "repeat") {

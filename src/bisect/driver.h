@@ -18,8 +18,10 @@ namespace faultline {
 inline constexpr std::string_view kAnyDevice = "auto";
 
 struct BisectOptions {
-  std::string experiment;  // path; empty with `resume`
-  std::string resume;      // a run directory to go on with
+  std::string experiment;                  // path; empty with `resume` and `server_args`
+  std::optional<std::string> server_args;  // a server's command line instead of a file
+  size_t max_rows = 0;                     // of its neighbourhood; 0: as line_experiment.h says
+  std::string resume;                      // a run directory to go on with
   std::string out = "reports";
   // Each overrides what the experiment says.
   std::string model, profile, arch, checks, strategy;

@@ -4,11 +4,30 @@
 #include <map>
 #include <set>
 
+#include "bisect/line_experiment.h"
 #include "bisect/signature.h"
-#include "grid/axes.h"
+#include "grid/launch_command.h"
+#include "grid/server_args.h"
 #include "report/verdict.h"
 
 namespace faultline {
+namespace {
+
+// What every row's command keeps of the line that was given.
+LaunchBase launch_base(const Experiment& experiment, const Profile& profile) {
+  if (experiment.server_args.empty()) return {};
+  const auto line = parse_server_args(experiment.server_args, profile);
+  if (!line) return {};
+  LaunchBase base{line->environment, line->kept};
+  // Sizes that this build left out of the rows belong to the real server all the same.
+  for (const auto& [axis, value] : line->axes)
+    if (std::none_of(experiment.axes.begin(), experiment.axes.end(),
+                     [&](const RequestedAxis& requested) { return requested.name == axis; }))
+      base.axes[axis] = value;
+  return base;
+}
+
+}  // namespace
 
 std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows) {
   std::vector<SearchRow> result;
@@ -64,7 +83,14 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   Findings findings;
   const Experiment& experiment = prepared.experiment;
   findings.experiment = experiment.name;
-  for (const ScreenRow& row : rows) findings.configurations.push_back(row.outcome);
+  findings.server_args = experiment.server_args;
+  findings.server_args_warnings = warnings_of_line(experiment);
+  const LaunchBase base = launch_base(experiment, *prepared.profile);
+  for (const ScreenRow& row : rows) {
+    findings.configurations.push_back(row.outcome);
+    findings.configurations.back().launch_command =
+        launch_command(row.grid.axes, *prepared.profile, prepared.target, base);
+  }
   findings.localized = localized;
   findings.minimal_combinations = search.minimal_combinations;
   findings.ruled_out = search.ruled_out;
@@ -72,7 +98,8 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   findings.workarounds = search.workarounds;
   for (Workaround& workaround : findings.workarounds)
     for (const ScreenRow& row : rows)
-      if (row.id == workaround.id) workaround.launch_command = launch_command(row.resolved.requested);
+      if (row.id == workaround.id)
+        workaround.launch_command = launch_command(row.grid.axes, *prepared.profile, prepared.target, base);
   findings.next_experiments = search.next_experiments;
   for (const std::string& plant : experiment.plant) {
     const bool fired = std::any_of(rows.begin(), rows.end(), [&](const ScreenRow& row) {

@@ -10,6 +10,7 @@
 #include "bisect/plant.h"
 #include "cli/failure.h"
 #include "cli/run_options.h"
+#include "grid/neighbourhood.h"
 #include "report/answer.h"
 #include "report/json.h"
 
@@ -59,13 +60,25 @@ void add_bisect_command(CLI::App& app, int& exit_code) {
       app.add_subcommand("bisect", "Walk a grid of settings, find what breaks, convict it, write a report");
   command->footer(plants_help());
   auto* experiment = command->add_option("experiment", options->experiment, "experiment file (YAML)");
-  command->add_option("--resume", options->resume, "go on with the run in this directory")->excludes(experiment);
+  auto* resume = command->add_option("--resume", options->resume, "go on with the run in this directory");
+  resume->excludes(experiment);
+  auto* line = command->add_option_function<std::string>(
+      "--server-args", [options](const std::string& text) { options->server_args = text; },
+      "a failing server's command line, quoted, instead of a file: walks the settings around it");
+  line->excludes(experiment)->excludes(resume);
+  command
+      ->add_option(
+          "--max-rows", options->max_rows,
+          fmt::format("configurations around --server-args, the line's included (default {})", kDefaultNeighbours))
+      ->needs(line)
+      ->check(CLI::Range(size_t{1}, kMaxNeighbours));
   command->add_option("--out", options->out, "where run directories are made")->capture_default_str();
   command->add_option("--json", *json, "findings as JSON to this file ('-': stdout)");
   add_run_options(*command, *options);
   command->callback([options, json, &exit_code] {
-    if (options->experiment.empty() && options->resume.empty()) {
-      exit_code = fail(Error{ErrorKind::kBadInput, "bisect: name an experiment file, or a run to --resume"});
+    if (options->experiment.empty() && options->resume.empty() && !options->server_args) {
+      exit_code = fail(Error{ErrorKind::kBadInput,
+                             "bisect: name an experiment file, a run to --resume, or a command line by --server-args"});
       return;
     }
     options->arguments = process_arguments();

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "bisect/plant.h"
 #include "cli/failure.h"
+#include "cli/server_args_answer.h"
 #include "grid/axes.h"
 #include "grid/shape.h"
 #include "model/synth.h"
@@ -26,6 +27,8 @@ constexpr int64_t kGlm5MaxPositions = 202752;  // zai-org/GLM-5 config.json
 
 struct Options {
   std::string experiment;
+  std::string server_args;
+  bool has_server_args = false;
   std::string model;
   std::string arch;
   std::string profile;
@@ -73,7 +76,20 @@ std::string padded(std::string_view text, size_t width) {
   return fmt::format("{:<{}}", text, width);
 }
 
+Result<int> run_server_args(const Options& options) {
+  ServerArgsQuestion question{options.server_args, options.profile, options.arch, options.gpus,
+                              static_cast<int64_t>(options.gpu_memory * kGB)};
+  FAULTLINE_TRY(const ServerArgsAnswer answer, answer_server_args(question));
+  const std::string json = options.json.empty() ? "" : answer_json(answer, options.server_args);
+  if (!json.empty() && options.json != "-") FAULTLINE_TRY_STATUS(write_file(options.json, json));
+  const std::string text = options.json == "-" ? json : answer_text(answer);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return answer_exit_code(answer);
+}
+
 Result<int> run_preflight(const Options& options) {
+  if (options.has_server_args) return run_server_args(options);
+  if (options.experiment.empty()) return bad_input("preflight: name an experiment file, or give --server-args");
   FAULTLINE_TRY(Experiment experiment, load_experiment(options.experiment, plant_names()));
   if (!options.model.empty()) experiment.model = options.model;
   if (!options.arch.empty()) experiment.arch = options.arch;
@@ -180,7 +196,16 @@ void add_preflight_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("preflight", "Say what each configuration resolves to and which cannot run; runs nothing");
-  command->add_option("experiment", options->experiment, "experiment (YAML)")->required();
+  command->add_option("experiment", options->experiment, "experiment (YAML)");
+  command
+      ->add_option_function<std::string>(
+          "--server-args",
+          [options](const std::string& line) {
+            options->server_args = line;
+            options->has_server_args = true;
+          },
+          "a server's command line, quoted, instead of an experiment: what it resolves to and what to try")
+      ->excludes("experiment");
   command->add_option("--model", options->model, "checkpoint folder or synth:NAME, instead of the experiment's");
   command->add_option("--arch", options->arch, "target architecture, instead of the experiment's")
       ->check(CLI::IsMember(target_names()));

@@ -223,6 +223,47 @@ Text remedy_line(const Findings& findings, const std::vector<const Localized*>& 
   return text;
 }
 
+// The first row is the line's. What is tried next is the nearest row that passes.
+Text given_line(const Findings& findings) {
+  Text text = Text().code(findings.server_args);
+  const auto row = std::find_if(findings.configurations.begin(), findings.configurations.end(),
+                                [](const ConfigurationResult& candidate) { return candidate.plant.empty(); });
+  if (row == findings.configurations.end()) return text.text(" was not run.");
+  text.text(" (" + row->id + "): ");
+  if (row->first_violation)
+    text.append(place_text(*row->first_violation));
+  else
+    text.strong(row->verdict);
+  if (!row->first_violation && !row->reason.empty()) text.text(", " + row->reason);
+  if (row->verdict == "pass") {
+    text.text(" here, with this program's own kernels");
+  } else {
+    const ConfigurationResult* nearest = nullptr;
+    size_t fewest = 0;
+    for (const ConfigurationResult& candidate : findings.configurations) {
+      if (candidate.verdict != "pass" || !candidate.plant.empty()) continue;
+      size_t changes = 0;
+      for (const auto& [axis, value] : candidate.axes) {
+        const auto given = row->axes.find(axis);
+        changes += given == row->axes.end() || given->second != value;
+      }
+      const auto kernels = candidate.axes.find("kernels");
+      if (kernels != candidate.axes.end() && kernels->second != "own") continue;  // no server has it
+      if (nearest != nullptr && changes >= fewest) continue;
+      nearest = &candidate;
+      fewest = changes;
+    }
+    if (nearest == nullptr) {
+      text.text("; no row around it passes");
+    } else {
+      text.text("; nearest that passes, " + nearest->id + ": ");
+      if (!nearest->launch_command.empty()) text.code(nearest->launch_command);
+    }
+  }
+  for (const std::string& warning : findings.server_args_warnings) text.text("; " + warning);
+  return text.text(".");
+}
+
 }  // namespace
 
 std::vector<AnswerLine> answer_lines(const Findings& findings) {
@@ -230,11 +271,13 @@ std::vector<AnswerLine> answer_lines(const Findings& findings) {
   std::vector<const Localized*> found = signatures(findings, false);
   const Text fails = fails_line(findings, unplanted, found);
   if (found.empty() && unplanted.failing == 0) found = signatures(findings, true);
-  return {{"Fails", fails},
-          {"Smallest combination", combination_line(findings, found, unplanted)},
-          {"First broken contract", place_line(findings, found, unplanted)},
-          {"Does not matter", irrelevant_line(findings, found)},
-          {"Work-around", remedy_line(findings, found)}};
+  std::vector<AnswerLine> lines = {{"Fails", fails},
+                                   {"Smallest combination", combination_line(findings, found, unplanted)},
+                                   {"First broken contract", place_line(findings, found, unplanted)},
+                                   {"Does not matter", irrelevant_line(findings, found)},
+                                   {"Work-around", remedy_line(findings, found)}};
+  if (!findings.server_args.empty()) lines.insert(lines.begin(), {"The line", given_line(findings)});
+  return lines;
 }
 
 std::vector<std::string> five_line_answer(const Findings& findings) {

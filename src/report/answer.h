@@ -15,7 +15,8 @@ struct AnswerLine {
   Text text;
 };
 
-// Always five. They speak of the unplanted run; of the planted ones only where nothing else fails, and then say so.
+// Always five, and before them one on the server's command line where the run was made from one. They speak of the
+// unplanted run; of the planted ones only where nothing else fails, and then say so.
 std::vector<AnswerLine> answer_lines(const Findings& findings);
 
 // The same for a terminal: "Fails: …".

@@ -140,6 +140,36 @@ void grouped(const Rows& rows, const std::vector<std::string>& varying, Document
   document.folded(fmt::format("All {}, one a line", counted(rows.size(), "row")), std::move(all));
 }
 
+// What each row asks for and what the server's rules make of it, with the command that asks a real server for the same.
+void compose_resolved(const Rows& rows, Document& document) {
+  Document all;
+  for (const ConfigurationResult* row : rows) {
+    if (row->resolved.empty()) continue;
+    if (all.blocks.size() / 2 == kMaxListed) break;
+    Text text = Text().strong(row->id).text(":");
+    bool first = true;
+    for (const auto& [axis, requested] : row->axes) {
+      const auto found = row->resolved.find(axis);
+      const std::string resolved = found == row->resolved.end() ? requested : found->second;
+      text.text(first ? " " : "; ").code(axis).text(" ").code(requested);
+      if (resolved == "-")
+        text.text(" has no effect");
+      else if (resolved != requested)
+        text.text(" → ").code(resolved);
+      first = false;
+    }
+    constexpr std::string_view kFollows[] = {"kv_format", "prefill_attention", "decode_attention"};
+    for (const std::string_view key : kFollows) {
+      const auto found = row->resolved.find(std::string(key));
+      if (found != row->resolved.end() && found->second != "-") text.text("; ").code(key).text(" ").code(found->second);
+    }
+    all.paragraph(text.text("."));
+    if (!row->launch_command.empty()) all.code(row->launch_command);
+  }
+  if (!all.blocks.empty())
+    document.folded("Requested → resolved, and the server's command, of each configuration", std::move(all));
+}
+
 }  // namespace
 
 void compose_grid(const Findings& findings, const std::string& plant, Document& document) {
@@ -179,6 +209,7 @@ void compose_grid(const Findings& findings, const std::string& plant, Document& 
   }
   if (plant.empty() && !fixed.empty())
     document.paragraph(Text("The same in every row: ").append(settings_text(fixed)).text("."));
+  if (plant.empty()) compose_resolved(shown, document);
 }
 
 }  // namespace faultline

@@ -62,6 +62,7 @@ struct ConfigurationResult {
   std::string verdict;
   std::string reason;
   std::vector<std::string> notes;
+  std::string launch_command;  // that starts a real server with these settings; empty: not known
   int64_t repeats = 0;
   int64_t failures = 0;
   double seconds = 0;
@@ -120,6 +121,9 @@ struct Workaround {
 struct Findings {
   std::string experiment;
   std::string run_directory;
+  // The server's command line that the grid is the neighbourhood of, its row being the first; empty: there is none.
+  std::string server_args;
+  std::vector<std::string> server_args_warnings;  // what the rows do otherwise than that server
   std::vector<ConfigurationResult> configurations;
   std::vector<Localized> localized;  // one a signature; culprit empty where it could not be proven
   std::vector<MinimalCombination> minimal_combinations;

@@ -83,6 +83,7 @@ Json to_json(const ConfigurationResult& configuration) {
   out["verdict"] = configuration.verdict;
   out["reason"] = configuration.reason;
   out["notes"] = configuration.notes;
+  out["launch_command"] = configuration.launch_command;
   out["repeats"] = configuration.repeats;
   out["failures"] = configuration.failures;
   // JSON has no NaN, and a time that is none is of no use to a reader.
@@ -318,6 +319,7 @@ void read_configuration(Reader& in, ConfigurationResult& out) {
   in.required("id", out.id).required("axes", out.axes).required("resolved", out.resolved).plant(out.plant, true);
   in.required("target_status", out.target_status).required("verdict", out.verdict).required("reason", out.reason);
   in.required("notes", out.notes).required("repeats", out.repeats).required("failures", out.failures);
+  in.optional("launch_command", out.launch_command);
   in.required("seconds", out.seconds).object_or_null("first_violation", out.first_violation, read_violation);
 }
 
@@ -358,6 +360,10 @@ std::string findings_json(const Findings& findings) {
   out["experiment"] = findings.experiment;
   out["run_directory"] = findings.run_directory;
   out["exit_code"] = findings.exit_code;
+  if (!findings.server_args.empty()) {
+    out["server_args"] = findings.server_args;
+    out["server_args_warnings"] = findings.server_args_warnings;
+  }
   out["configurations"] = list_json(findings.configurations);
   out["localized"] = list_json(findings.localized);
   out["minimal_combinations"] = list_json(findings.minimal_combinations);
@@ -383,7 +389,8 @@ Result<Findings> parse_findings(std::string_view text, std::string_view where) {
   }
   int64_t exit_code = 0;
   in.required("exit_code", exit_code).optional("experiment", findings.experiment);
-  in.optional("run_directory", findings.run_directory);
+  in.optional("run_directory", findings.run_directory).optional("server_args", findings.server_args);
+  in.optional("server_args_warnings", findings.server_args_warnings);
   in.objects("configurations", findings.configurations, read_configuration);
   in.objects("localized", findings.localized, read_localized);
   in.objects("minimal_combinations", findings.minimal_combinations, read_combination);
