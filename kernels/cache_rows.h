@@ -46,6 +46,21 @@ struct CacheLayout {
   }
 };
 
+// The power of two at or above a positive, normal float; inf stays inf.
+FAULTLINE_HD inline float power_of_two_at_least(float value) {
+  constexpr uint32_t kMantissa = 0x007FFFFFu;
+  const uint32_t bits = float_bits(value);
+  return float_from_bits((bits & kMantissa) == 0 ? bits : (bits & ~kMantissa) + kMantissa + 1);
+}
+
+// The scale of an index key (and of an index query in FP8) whose largest magnitude is `amax`: amax / 448 in float as
+// SGLang's fused store has it, or the power of two above amax * (1 / 448) as its act_quant with scale_fmt ue8m0
+// (layers/attention/nsa/tilelang_kernel.py: the product is with the reciprocal).
+FAULTLINE_HD inline float index_scale_of(float amax, bool ue8m0) {
+  const float largest = amax > kIndexAmaxFloor ? amax : kIndexAmaxFloor;
+  return ue8m0 ? power_of_two_at_least(largest * (1.0f / kE4m3Largest)) : largest / kE4m3Largest;
+}
+
 // A code of its own type, so that a bad read of one is NaN and not a zero.
 struct E4m3 {
   uint8_t code;

@@ -4,7 +4,7 @@
 // where it should not, the checked build records and drops it.
 //   StoreRowsBody      store_kv (F32, BF16 pools), store_kv_fp8 (plain e4m3, clamped to +-448), store_index_k on F32
 //   pools PackRowsBody       quantize_k_cache: e4m3 latent with one scale a quarter, rope in bf16 StoreIndexKeysBody
-//   store_index_k: e4m3 keys with one scale a key, amax floor 1e-4
+//   store_index_k: e4m3 keys with one scale a key, amax floor 1e-4; scales in float, or powers of two
 // Quantisation is scale = amax / 448, code = e4m3(clamp(x * (1 / scale))): the server's order of operations. With a
 // floorless amax of 0 that is 0 * inf = NaN, code 0x7F (SGLang v0.5.9, layers/attention/nsa/quant_k_cache.py).
 // x: [rows, width], row stride in elements; slots: [rows]; absent slots: row t goes to slot t.
@@ -29,6 +29,7 @@ struct CacheWriteOperands {
   int64_t x_stride = 0;
   int64_t slot_stride = 1;
   bool floorless = false;
+  bool ue8m0 = false;  // of index keys: scales are powers of two
 };
 
 // max(|x|) of `group_count` groups of `group_size` columns each, by `block`'s threads: the result is in amax[group].
@@ -140,7 +141,7 @@ struct StoreIndexKeysBody {
     group_amax<T, kChecked>(block, x, x_row, 1, layout.latent, partial, amax);
     block.for_each_thread([&](int t) {
       const int64_t slot = slots.load(block.index(0) * operands.slot_stride);
-      const float scale = (amax[0] > kIndexAmaxFloor ? amax[0] : kIndexAmaxFloor) / kE4m3Largest;
+      const float scale = index_scale_of(amax[0], operands.ue8m0);
       const float inverse = 1.0f / scale;
       if (t == 0) pool.template store_as<float>(layout.index_scale(slot), scale);
       for (int64_t c = t; c < layout.latent; c += block.threads())

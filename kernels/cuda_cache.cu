@@ -1,8 +1,9 @@
-// Cache writers and gathers, and the FP4 quantiser, compiled for the GPU.
+// Cache writers and gathers, and the quantisers of activations, compiled for the GPU.
 #include "kernels/cache_gather.h"
 #include "kernels/cache_write.h"
 #include "kernels/cuda_launch.cuh"
 #include "kernels/quantize_fp4.h"
+#include "kernels/round_fp8.h"
 
 namespace faultline::kernels {
 
@@ -29,6 +30,14 @@ FAULTLINE_INSTANTIATE(QuantizeFp4Body<Bf16, false>);
 FAULTLINE_INSTANTIATE(QuantizeFp4Body<Bf16, true>);
 FAULTLINE_INSTANTIATE(QuantizeFp4Body<float, false>);
 FAULTLINE_INSTANTIATE(QuantizeFp4Body<float, true>);
+FAULTLINE_INSTANTIATE(QuantizeFp4ExpertsBody<Bf16, false>);
+FAULTLINE_INSTANTIATE(QuantizeFp4ExpertsBody<Bf16, true>);
+FAULTLINE_INSTANTIATE(QuantizeFp4ExpertsBody<float, false>);
+FAULTLINE_INSTANTIATE(QuantizeFp4ExpertsBody<float, true>);
+FAULTLINE_INSTANTIATE(RoundFp8Body<Bf16, false>);
+FAULTLINE_INSTANTIATE(RoundFp8Body<Bf16, true>);
+FAULTLINE_INSTANTIATE(RoundFp8Body<float, false>);
+FAULTLINE_INSTANTIATE(RoundFp8Body<float, true>);
 
 #undef FAULTLINE_INSTANTIATE
 

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kPieceThreads) store_index_keys(const __grid_c
   const int64_t slot = o.slots.data[row * o.slot_stride];
   const Four values = load_four(o.x.data + row * o.x_stride + lane * kLaneColumns);
   const float amax = warp_amax(values);
-  const float scale = (amax > kIndexAmaxFloor ? amax : kIndexAmaxFloor) / kE4m3Largest;
+  const float scale = index_scale_of(amax, o.ue8m0);
   if (lane == 0) *reinterpret_cast<float*>(o.pool.data + o.layout.index_scale(slot)) = scale;
   reinterpret_cast<uint32_t*>(o.pool.data + o.layout.index_codes(slot))[lane] = codes_of(values, 1.0f / scale);
 }

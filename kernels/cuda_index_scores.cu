@@ -199,6 +199,7 @@ bool cuda_faster(const LaunchContext& context, Grid, const IndexScoresBody<Bf16,
   constexpr int64_t kLargestGridY = 65535;
   constexpr int64_t kLargestColumns = 1 << 30;
   const int tokens_each = o.tokens <= kFewTokens ? 1 : kMostTokens;
+  if (o.query_fp8) return false;
   if (o.tokens <= 0 || o.columns <= 0 || o.layout.format != RowFormat::kIndexFp8 || o.layout.latent != kDim ||
       o.columns > kLargestColumns || (o.tokens + tokens_each - 1) / tokens_each > kLargestGridY ||
       !aligned_for_vectors(o.q.data, o.q_token_stride * kElement, o.q_head_stride * kElement) ||

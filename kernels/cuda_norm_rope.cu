@@ -1,5 +1,6 @@
-// Norm and RoPE bodies, compiled for the GPU.
+// Norm, RoPE and Hadamard bodies, compiled for the GPU.
 #include "kernels/cuda_launch.cuh"
+#include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 
@@ -20,6 +21,10 @@ FAULTLINE_INSTANTIATE(RopeBody<Bf16, false>);
 FAULTLINE_INSTANTIATE(RopeBody<Bf16, true>);
 FAULTLINE_INSTANTIATE(RopeBody<float, false>);
 FAULTLINE_INSTANTIATE(RopeBody<float, true>);
+FAULTLINE_INSTANTIATE(HadamardBody<Bf16, false>);
+FAULTLINE_INSTANTIATE(HadamardBody<Bf16, true>);
+FAULTLINE_INSTANTIATE(HadamardBody<float, false>);
+FAULTLINE_INSTANTIATE(HadamardBody<float, true>);
 
 #undef FAULTLINE_INSTANTIATE
 

@@ -73,6 +73,21 @@ __global__ void __launch_bounds__(kPlanThreads)
   if (thread == 0) *space.count = min(base, request.capacity);
 }
 
+// One block, a thread a matrix.
+__global__ void __launch_bounds__(kPlanThreads)
+    expert_factors(const float* const* input_scales, const float* const* global_scales, int count, int each,
+                   float* factors) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kPlanThreads) {
+    const int first = i / each * each;
+    float largest = *input_scales[first];
+    for (int s = 1; s < each; ++s) {
+      const float value = *input_scales[first + s];
+      if (value > largest || value != value) largest = value;
+    }
+    factors[i] = largest * *global_scales[i];
+  }
+}
+
 __global__ void __launch_bounds__(kPlanThreads) largest_of(const float* const* scales, int32_t count, float* largest) {
   __shared__ float values[kPlanThreads];
   const auto larger = [](float a, float b) { return b > a || b != b ? b : a; };
@@ -153,6 +168,13 @@ void launch_largest(const LaunchContext& context, const float* const* scales, in
   products::largest_of<<<1, products::kPlanThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(scales, count,
                                                                                                     largest);
   products::check_launch("largest input scale", cudaPeekAtLastError());
+}
+
+void launch_expert_factors(const LaunchContext& context, const float* const* input_scales,
+                           const float* const* global_scales, int32_t count, int32_t each, float* factors) {
+  products::expert_factors<<<1, products::kPlanThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+      input_scales, global_scales, count, each, factors);
+  products::check_launch("factors of the experts", cudaPeekAtLastError());
 }
 
 }  // namespace faultline::kernels

@@ -134,4 +134,9 @@ void launch_plan(const LaunchContext& context, const PlanRequest& request, const
 // *largest = the largest of `count` floats at the addresses in `scales` (device memory); NaN wins.
 void launch_largest(const LaunchContext& context, const float* const* scales, int32_t count, float* largest);
 
+// factors[i] = the largest of the `each` input scales of matrix i's expert times the matrix' global scale: what
+// multiplies its sums where experts have input scales of their own. Addresses of `count` floats each in device memory.
+void launch_expert_factors(const LaunchContext& context, const float* const* input_scales,
+                           const float* const* global_scales, int32_t count, int32_t each, float* factors);
+
 }  // namespace faultline::kernels

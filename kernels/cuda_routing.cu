@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kPieceThreads) route(const __grid_constant__ R
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     scores[i] = 1.0f / (1.0f + expf(-scores[i]));
-    const float value = scores[i] + biases[i];
+    const float value = scores[i] + (r.bias_bf16 ? to_float(to_bf16(biases[i])) : biases[i]);
     choices[i] = i * kWarp + lane < experts ? ordered_key(value == value ? value + 0.0f : -INFINITY) : 0;  // one zero
   }
   int chosen = 0;  // of round `lane`
@@ -81,7 +81,8 @@ bool launch_route(const LaunchContext& context, Grid grid, const RouterBody<T, f
   constexpr int kFew = 8;
   constexpr int kMany = 16;
   constexpr int64_t kTokensEach = kPieceThreads / kWarp;
-  if (body.groups != 1 || body.k > kWarp || body.k < 1 || body.k > body.experts || body.experts > kMany * kWarp)
+  if (body.fused_shared || body.groups != 1 || body.k > kWarp || body.k < 1 || body.k > body.experts ||
+      body.experts > kMany * kWarp)
     return false;
   const unsigned blocks = piece_blocks(grid.x * kWarp);
   if (blocks == 0) return false;

@@ -2,6 +2,9 @@
 //
 //   out[t][c] = sum over heads of w[t][h] * heads^-0.5 * relu(q[t][h] . k[c] * dim^-0.5),  c < lengths[t]
 //
+// Queries in FP8 (`query_fp8`): each head's query becomes e4m3 codes with a scale of its own, as an index key does, and
+// the scale goes into the head's weight (SGLang, layers/attention/nsa/nsa_indexer.py).
+//
 // One block scores 64 keys (one page: DeepGEMM's fp8_paged_mqa_logits has block_kv 64) of one token; thread j owns key
 // j. Columns from lengths[t] on are left as they are (the server passes clean_logits=False). q: [tokens, heads, dim];
 // head_weights: [tokens, heads] F32; page_table: [requests, columns] slots; row_to_request and lengths: [tokens]; out:
@@ -35,6 +38,8 @@ struct IndexScoresOperands {
   int64_t weight_stride = 0;
   int64_t page_table_stride = 0;
   int64_t out_stride = 0;
+  bool query_fp8 = false;
+  bool query_ue8m0 = false;  // with scales that are powers of two
 };
 
 template <class T, bool kChecked>
@@ -73,7 +78,16 @@ struct IndexScoresBody {
       for (int64_t h = t; h < heads; h += block.threads()) {
         weights[h] = head_weights.load(token * operands.weight_stride + h) * head_scale;
         const int64_t row = token * operands.q_token_stride + h * operands.q_head_stride;
-        for (int64_t d = 0; d < dim; ++d) queries[h * dim + d] = to_float(q.load(row + d));
+        float amax = 0;  // NaN is passed over
+        for (int64_t d = 0; d < dim; ++d) {
+          queries[h * dim + d] = to_float(q.load(row + d));
+          if (fabsf(queries[h * dim + d]) > amax) amax = fabsf(queries[h * dim + d]);
+        }
+        if (!operands.query_fp8) continue;
+        const float scale = index_scale_of(amax, operands.query_ue8m0);
+        const float inverse = 1.0f / scale;
+        for (int64_t d = 0; d < dim; ++d) queries[h * dim + d] = to_float(to_e4m3(queries[h * dim + d] * inverse));
+        weights[h] *= scale;
       }
     });
     stage_rows<kChecked>(block, pool, operands.layout, slots, count, keys);

@@ -5,6 +5,7 @@
 // lowest ids.
 //   score = sigmoid(logit); choice = score + bias; a group's score = the sum of its two best choices
 //   weight = score, divided by (sum + 1e-20) when norm_topk, times scaling: all in float
+// With fused_shared a token has k + 1 experts, the last of which is the shared one (SGLang, layers/moe/topk.py).
 // logits [T, E] with a row stride, bias [E]; ids int32 and weights float [T, k] with row strides.
 #pragma once
 
@@ -29,6 +30,8 @@ struct RouterBody {
   int64_t topk_group = 1;
   bool norm_topk = true;
   float scaling = 1;
+  bool bias_bf16 = false;     // the bias is rounded to bf16 first (the server's trtllm-gen experts take it so)
+  bool fused_shared = false;  // one more column: the shared expert, id `experts`, weight 1 / scaling before scaling
   int64_t logits_stride = 0;
   int64_t ids_stride = 0;
   int64_t weights_stride = 0;
@@ -51,7 +54,8 @@ struct RouterBody {
     block.for_each_thread([&](int t) {
       for (int64_t e = t; e < experts; e += block.threads()) {
         score[e] = 1.0f / (1.0f + expf(-to_float(logits_view.load(token * logits_stride + e))));
-        const float value = score[e] + bias_view.load(e);
+        const float bias_value = bias_view.load(e);
+        const float value = score[e] + (bias_bf16 ? to_float(to_bf16(bias_value)) : bias_value);
         choice[e] = value == value ? value : -INFINITY;
       }
     });
@@ -87,6 +91,10 @@ struct RouterBody {
         const float value = norm_topk ? score[chosen[j]] / (sum + kRouterSumFloor) : score[chosen[j]];
         ids_view.store(token * ids_stride + j, chosen[j]);
         weights_view.store(token * weights_stride + j, value * scaling);
+      }
+      if (fused_shared && t == 0) {
+        ids_view.store(token * ids_stride + k, static_cast<int32_t>(experts));
+        weights_view.store(token * weights_stride + k, 1.0f / scaling * scaling);
       }
     });
   }

@@ -20,10 +20,25 @@ class Reader {
     }
     return it->second;
   }
+  // One of two values: is it the second? A row written by an earlier version lacks newer keys, and meant the first.
+  bool chosen(const std::string& key, const char* first, const char* second) {
+    const auto it = values_.find(key);
+    if (it == values_.end() || it->second == first) return false;
+    if (it->second != second) fail(key, fmt::format("is neither {} nor {}", first, second));
+    return it->second == second;
+  }
   bool flag(const std::string& key) {
     const std::string value = text(key);
     if (value != "on" && value != "off" && value != "-") fail(key, "is neither on nor off");
     return value == "on";
+  }
+  // An integer above 0, or 0 for "auto".
+  int64_t size(const std::string& key) {
+    const auto it = values_.find(key);
+    if (it == values_.end() || it->second == "auto") return 0;
+    const int64_t result = integer(key);
+    if (problem_.empty() && result <= 0) fail(key, "is not above 0");
+    return result;
   }
   int64_t integer(const std::string& key) {
     const std::string value = text(key);
@@ -47,7 +62,7 @@ class Reader {
   Status status() const { return problem_.empty() ? Status{} : bad_input("resolved configuration: {}", problem_); }
 
  private:
-  void fail(const std::string& key, const char* what) {
+  void fail(const std::string& key, const std::string& what) {
     if (problem_.empty()) problem_ = fmt::format("'{}' {}", key, what);
   }
   const AxisValues& values_;
@@ -79,6 +94,16 @@ Result<EngineConfig> engine_config(const AxisValues& resolved, CheckLevel checks
   config.rope_enabled = read.flag("rope_enabled");
   config.fp4_linear = read.text("fp4_linear");
   config.fp4_experts = read.text("fp4_experts");
+  config.index_ue8m0 = read.chosen("index_scales", "f32", "ue8m0");
+  config.index_hadamard = read.chosen("index_hadamard", "off", "on");
+  config.index_query_fp8 = read.chosen("index_query", "bf16", "fp8");
+  config.query_fp8 = read.chosen("query_format", "bf16", "fp8");
+  config.experts_own_input_scale = read.chosen("experts_input_scale", "shared", "per_expert");
+  config.first_gate_up_scale = read.chosen("gate_up_scale", "own", "first");
+  config.router_bias_bf16 = read.chosen("router_bias", "f32", "bf16");
+  config.shared_experts_fused = read.chosen("shared_experts", "apart", "fused");
+  config.max_total_tokens = read.size("max_total_tokens");
+  config.high_slots = read.chosen("slot_placement", "shuffled", "high");
   config.sampling = read.text("sampling");
   config.cuda_graph = read.flag("cuda_graph");
   config.transformers_numerics = read.text("numerics") == "transformers";

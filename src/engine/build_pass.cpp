@@ -317,6 +317,7 @@ class GlmBuilder {
     op.tensor(rows).tensor(slots_).cache(cache, geometry, geometry).index_end(W::kSlots, context_.pool.slots);
     // The server's packing writer has no floor; the model has no quantisation to divide by.
     op.set("floorless", geometry.format == Format::kKvPacked).model("floorless", int64_t{0});
+    op.set("ue8m0", geometry.format == Format::kIndexFp8 && config_.index_ue8m0);
     if (shadow) op.shadow();
     add(op);
   }
@@ -359,12 +360,26 @@ class GlmBuilder {
       return NamedTensor{split_last(tensor.view, count, size), tensor.name};
     };
     const bool interleaved = c_.indexer_rope_interleave == config_.indexer_rope_interleaved;
-    const NamedTensor q_rope = as_heads(typed(lp + "q_rope", dtype, {t_, n * d}), n, d);
+    NamedTensor q_rope = as_heads(typed(lp + "q_rope", dtype, {t_, n * d}), n, d);
     rope(lp + "rope_q", as_heads(q, n, d), q_rope, interleaved, c_.indexer_rope_interleave,
          own(ops::Rope::kName, "rope"), shadow);
-    const NamedTensor k_rope = typed(lp + "k_rope", dtype, {t_, d});
+    NamedTensor k_rope = typed(lp + "k_rope", dtype, {t_, d});
     rope(lp + "rope_k", as_heads(k_normed, 1, d), as_heads(k_rope, 1, d), interleaved, c_.indexer_rope_interleave,
          own(ops::Rope::kName, "rope"), shadow);
+
+    if (!shadow && config_.index_hadamard && !config_.reference_kernels) {
+      if ((d & (d - 1)) != 0 && missing_.empty()) missing_ = fmt::format("for a Hadamard transform of {} values", d);
+      const auto rotate = [&](const std::string& local, const NamedTensor& x, int64_t count) {
+        const NamedTensor flat = typed(lp + local, dtype, {t_, count * d});
+        OpBuilder op(op_name(lp + "hadamard_" + local.substr(0, 1)), layer_, ops::Hadamard::kName,
+                     kernel(ops::Hadamard::kName, "hadamard"));
+        op.tensor(x).tensor(as_heads(flat, count, d));
+        add(op);
+        return flat;
+      };
+      q_rope = as_heads(rotate("q_rotated", q_rope, n), n, d);
+      k_rope = rotate("k_rotated", as_heads(k_rope, 1, d), 1);
+    }
 
     const CacheGeometry& geometry = shadow ? context_.caches->shadow_index : context_.caches->index;
     const NamedTensor cache = layer_cache(shadow ? context_.caches->shadow_index_layers : context_.caches->index_layers,
@@ -378,6 +393,7 @@ class GlmBuilder {
     OpBuilder score(op_name(lp + "scores"), layer_, S::kName, own(S::kName, "mqa_logits"));
     score.tensor(q_rope).tensor(head_weights).cache(cache, geometry, geometry);
     score.tensor(page_table_).tensor(row_to_request_).tensor(lengths_).tensor(scores);
+    score.set("query_fp8", fp8_queries(geometry)).set("query_ue8m0", fp8_queries(geometry) && config_.index_ue8m0);
     if (shadow) score.shadow();
     add(score);
 
@@ -410,6 +426,10 @@ class GlmBuilder {
     if (w.has_indexer) shadow_index_ = indexer(w, ap, h, qr, true);
   }
 
+  // The server's indexer takes codes of queries and keys alike; a float cache has none.
+  bool fp8_queries(const CacheGeometry& index) const {
+    return config_.index_query_fp8 && index.format == Format::kIndexFp8;
+  }
   bool prefill() const { return pass_.shape.phase == PassPhase::kPrefill; }
   bool from_rows() const { return prefill() && config_.prefill_from_rows && !pass_.shape.has_prefix; }
   bool gathers() const { return prefill() && config_.prefill_gathers && pass_.shape.has_prefix; }
@@ -452,13 +472,22 @@ class GlmBuilder {
       if (config_.reference_kernels) source_read.format = written.format;
       if (source_read.format != written.format) source_read.row_stride_bytes = written.row_bytes();
     }
+    NamedTensor query = q;
+    if (config_.query_fp8 && !config_.reference_kernels && source_read.format == Format::kKvPlainFp8) {
+      const NamedTensor flat = activation("self_attn.q_fp8", {t_, q.view.dim(1) * q.view.dim(2)});
+      query = {split_last(flat.view, q.view.dim(1), q.view.dim(2)), flat.name};
+      OpBuilder round(op_name("self_attn.q_quantize"), layer_, ops::RoundFp8::kName,
+                      kernel(ops::RoundFp8::kName, "quantize_q"));
+      round.tensor(q).tensor(query);
+      add(round);
+    }
     const bool dense = !config_.indexer;
     const int64_t splits = kSplits;
     const NamedTensor scratch =
         typed("self_attn.scratch", Dtype::kF32, {t_ * splits * c_.num_attention_heads * (c_.kv_lora_rank + 2)});
     const auto arguments = [&](OpBuilder& op, const NamedTensor& cache, const CacheGeometry& read,
                                const CacheGeometry& as_written, const NamedTensor& indices) {
-      op.tensor(q).cache(cache, read, as_written);
+      op.tensor(query).cache(cache, read, as_written);
       if (indices.view.data != nullptr)
         op.tensor(indices);
       else
@@ -503,33 +532,51 @@ class GlmBuilder {
     return out;
   }
 
+  // What the products of a layer's routed experts have in common: `k` experts a token, the shared one included where it
+  // is fused.
+  struct Routing {
+    int64_t k;
+    NamedTensor ids, order, offsets;
+  };
+
   void expert_linear(const std::string& local, const NamedTensor& x, const std::vector<LinearWeight>& weights,
-                     int64_t stacked, bool per_token, const NamedTensor& order, const NamedTensor& offsets,
-                     const NamedTensor& out) {
+                     int64_t stacked, bool per_token, const Routing& routing, const NamedTensor& out) {
     const auto collect = [&](TensorView LinearWeight::*member) { return views_of(weights, member); };
     const std::string& name = weights.front().name;
-    const int64_t k = c_.num_experts_per_tok;
+    const int64_t k = routing.k;
     const bool nvfp4 = weights.front().precision == Precision::kNvfp4;
     for (const LinearWeight& weight : weights)
       if (weight.precision != weights.front().precision && missing_.empty())
         missing_ = fmt::format("for experts of mixed precision ({} and {})", name, weight.name);
     if (!config_.reference_kernels && uses_w4a4(weights.front(), config_.fp4_experts)) {
+      const bool own_scale = config_.experts_own_input_scale;
       const auto [codes, scales] =
-          quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name, per_token ? 1 : k);
+          own_scale ? quantize_for_experts(local + ".quantize", x, collect(&LinearWeight::input_scale), name, stacked,
+                                           per_token, routing)
+                    : quantize(local + ".quantize", x, collect(&LinearWeight::input_scale), name, per_token ? 1 : k);
       using E = ops::ExpertLinearW4A4;
       OpBuilder op(op_name(local), layer_, E::kName, kernel(E::kName, "flashinfer_cutlass"));
-      op.tensor(codes).tensor(scales).tensor(order).tensor(offsets);
+      op.tensor(codes).tensor(scales).tensor(routing.order).tensor(routing.offsets);
       op.weights(collect(&LinearWeight::weight), name + ".weight", Format::kNvfp4);
       op.weights(collect(&LinearWeight::block_scale), name + ".weight_scale");
-      op.weights(collect(&LinearWeight::global_scale), name + ".weight_scale_2");
+      const std::vector<TensorView> global = collect(&LinearWeight::global_scale);
+      const bool first = config_.first_gate_up_scale && stacked > 1;
+      op.weights(first ? first_of_each(global, stacked) : global, name + ".weight_scale_2");
       op.weights(collect(&LinearWeight::input_scale), name + ".input_scale").tensor(out);
-      op.set("k", k).set("stacked", stacked).set("x_per_token", per_token).index_end(E::kOrder, t_ * k);
+      op.set("k", k).set("stacked", stacked).set("x_per_token", per_token && !own_scale);
+      op.set("per_expert", own_scale).index_end(E::kOrder, t_ * k);
+      op.set("gate_up_scale", first).model("gate_up_scale", int64_t{0});
+      if (first) {
+        ArgumentList model = op.arguments().clone();
+        model.replace(E::kGlobalScale, global);
+        op.model_arguments(std::move(model));
+      }
       add(op);
       return;
     }
     using E = ops::ExpertLinear;
     OpBuilder op(op_name(local), layer_, E::kName, kernel(E::kName, nvfp4 ? "marlin" : "dense"));
-    op.tensor(x).tensor(order).tensor(offsets);
+    op.tensor(x).tensor(routing.order).tensor(routing.offsets);
     op.weights(collect(&LinearWeight::weight), name + ".weight", nvfp4 ? Format::kNvfp4 : Format::kPlain);
     op.weights(collect(&LinearWeight::block_scale), name + ".weight_scale");
     op.weights(collect(&LinearWeight::global_scale), name + ".weight_scale_2").tensor(out);
@@ -537,11 +584,47 @@ class GlmBuilder {
     add(op);
   }
 
+  static std::vector<TensorView> first_of_each(std::vector<TensorView> views, int64_t stacked) {
+    const auto step = static_cast<size_t>(stacked);
+    for (size_t i = 0; i < views.size(); ++i) views[i] = views[i / step * step];
+    return views;
+  }
+
+  std::pair<NamedTensor, NamedTensor> quantize_for_experts(const std::string& local, const NamedTensor& x,
+                                                           std::vector<TensorView> input_scales,
+                                                           const std::string& name, int64_t stacked, bool per_token,
+                                                           const Routing& routing) {
+    using Q = ops::QuantizeFp4Experts;
+    const int64_t rows = t_ * routing.k;
+    const int64_t columns = x.view.dim(1);
+    const NamedTensor codes = typed(local + ".codes", Dtype::kU8, {rows, columns / 2});
+    const NamedTensor scales = typed(local + ".scales", Dtype::kF8E4M3, {rows, columns / kNvfp4BlockSize});
+    OpBuilder op(op_name(local), layer_, Q::kName, kernel(Q::kName, "scaled_fp4_experts_quant"));
+    op.tensor(x).tensor(routing.ids).weights(std::move(input_scales), name + ".input_scale");
+    op.tensor(codes).tensor(scales).index_end(Q::kIds, routing.offsets.view.dim(0) - 1);
+    op.set("k", routing.k).set("stacked", stacked).set("x_per_token", per_token);
+    add(op);
+    return {codes, scales};
+  }
+
+  // The routed experts' weights, and the shared one's behind them where it is fused.
+  static std::vector<LinearWeight> with_shared(std::vector<LinearWeight> experts,
+                                               const std::vector<LinearWeight>& shared) {
+    experts.insert(experts.end(), shared.begin(), shared.end());
+    return experts;
+  }
+
   NamedTensor moe(const LayerWeights& w, const NamedTensor& x) {
-    const int64_t k = c_.num_experts_per_tok;
-    const int64_t experts = c_.n_routed_experts;
+    const bool has_shared = !w.shared_gate_up.empty();
+    const bool fused = has_shared && config_.shared_experts_fused && !config_.reference_kernels;
     const int64_t width = c_.moe_intermediate_size;
-    const NamedTensor logits = typed("mlp.router_logits", Dtype::kF32, {t_, experts});
+    if (fused && w.shared_down.in_features != width && missing_.empty())
+      missing_ =
+          fmt::format("for a shared expert of {} columns fused with experts of {}", w.shared_down.in_features, width);
+    const int64_t routed_experts = c_.n_routed_experts;
+    const int64_t experts = routed_experts + (fused ? 1 : 0);
+    const int64_t k = c_.num_experts_per_tok + (fused ? 1 : 0);
+    const NamedTensor logits = typed("mlp.router_logits", Dtype::kF32, {t_, routed_experts});
     linear("mlp.gate", x, {w.router}, logits, config_.fp4_linear);
     const NamedTensor ids = typed("mlp.topk_ids", Dtype::kI32, {t_, k});
     const NamedTensor topk_weights = typed("mlp.topk_weights", Dtype::kF32, {t_, k});
@@ -549,8 +632,9 @@ class GlmBuilder {
     OpBuilder router(op_name("mlp.router"), layer_, R::kName, kernel(R::kName, "moe_fused_gate"));
     router.tensor(logits).weight(w.router_bias, w.router.name + ".e_score_correction_bias");
     router.tensor(ids).tensor(topk_weights).index_end(R::kIds, experts);
-    router.set("k", k).set("n_group", c_.n_group).set("topk_group", c_.topk_group).set("norm_topk", c_.norm_topk_prob);
-    router.set("scaling", c_.routed_scaling_factor);
+    router.set("k", c_.num_experts_per_tok).set("n_group", c_.n_group).set("topk_group", c_.topk_group);
+    router.set("norm_topk", c_.norm_topk_prob).set("scaling", c_.routed_scaling_factor).set("fused_shared", fused);
+    router.set("router_bias", config_.router_bias_bf16 && !config_.reference_kernels).model("router_bias", int64_t{0});
     add(router);
 
     const NamedTensor order = typed("mlp.experts.order", Dtype::kI32, {t_ * k});
@@ -562,21 +646,24 @@ class GlmBuilder {
     permute.index_end(ops::MoePermute::kOffsets, t_ * k + 1);
     add(permute);
 
+    const Routing routing{k, ids, order, offsets};
     const NamedTensor both = activation("mlp.experts.gate_up", {t_ * k, 2 * width});
-    expert_linear("mlp.experts.gate_up_proj", x, w.expert_gate_up, 2, true, order, offsets, both);
+    expert_linear("mlp.experts.gate_up_proj", x,
+                  fused ? with_shared(w.expert_gate_up, w.shared_gate_up) : w.expert_gate_up, 2, true, routing, both);
     const NamedTensor act = activation("mlp.experts.act", {t_ * k, width});
     OpBuilder silu(op_name("mlp.experts.act_fn"), layer_, ops::SiluMul::kName,
                    kernel(ops::SiluMul::kName, "silu_and_mul"));
     silu.tensor(both).tensor(act).set("k", k);
     add(silu);
     const NamedTensor down = activation("mlp.experts.down", {t_ * k, c_.hidden_size});
-    expert_linear("mlp.experts.down_proj", act, w.expert_down, 1, false, order, offsets, down);
+    expert_linear("mlp.experts.down_proj", act, fused ? with_shared(w.expert_down, {w.shared_down}) : w.expert_down, 1,
+                  false, routing, down);
     NamedTensor routed = activation("mlp.experts.out", {t_, c_.hidden_size});
     OpBuilder combine(op_name("mlp.experts.combine"), layer_, ops::MoeCombine::kName,
                       kernel(ops::MoeCombine::kName, "moe_finalize"));
     combine.tensor(down).tensor(topk_weights).tensor(routed).set("k", k);
     add(combine);
-    if (w.shared_gate_up.empty()) return routed;
+    if (fused || !has_shared) return routed;
     const NamedTensor shared = dense_mlp("mlp.shared_experts.", w.shared_gate_up, w.shared_down, x);
     NamedTensor sum = activation("mlp.moe_out", {t_, c_.hidden_size});
     add_op("mlp.add_shared", routed, shared, sum);

@@ -29,6 +29,15 @@ struct EngineConfig {
   bool prefill_requantizes = false;  // packs a bf16 pool anew before each call
   bool decode_requantizes = false;
   int64_t page_size = 64;
+  int64_t max_total_tokens = 0;  // capacity of the pool; 0: what the probes need
+  bool high_slots = false;       // requests get the pages with the highest numbers
+
+  bool query_fp8 = false;  // over a plain FP8 cache: the query in e4m3 too
+
+  // The indexer's FP8 keys and queries.
+  bool index_ue8m0 = false;      // scales are powers of two
+  bool index_hadamard = false;   // rotated by a Hadamard matrix after RoPE
+  bool index_query_fp8 = false;  // queries quantized as the keys are
 
   // RoPE as resolved (the model's own values are in the model's config).
   double rope_theta = 0;  // 0: the checkpoint's
@@ -39,6 +48,11 @@ struct EngineConfig {
   // Products. Empty: weight-only.
   std::string fp4_linear = "w4a4";   // "w4a4" or "weight_only": dense MLP and shared experts
   std::string fp4_experts = "w4a4";  // routed experts
+
+  bool experts_own_input_scale = false;  // W4A4: each expert's input scale, not the largest of all
+  bool first_gate_up_scale = false;      // W4A4: w1's weight_scale_2 stands for w3's
+  bool router_bias_bf16 = false;
+  bool shared_experts_fused = false;  // the shared expert is one more routed one
 
   std::map<std::string, std::string> kernels;  // op kind → kernel, for kernels that serve an axis value of their own
 

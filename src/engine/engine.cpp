@@ -79,8 +79,14 @@ Status Engine::allocate() {
   const ModelConfig& c = weights_.config;
   const int64_t page = config_.page_size;
   const int64_t pages_per_request = round_up(limits_.max_context, page) / page;
-  const int64_t wanted =
-      limits_.pool_tokens > 0 ? limits_.pool_tokens : limits_.max_requests * pages_per_request * page;
+  const int64_t needed = limits_.max_requests * pages_per_request * page;
+  const int64_t wanted = config_.max_total_tokens > 0 ? config_.max_total_tokens
+                                                      : (limits_.pool_tokens > 0 ? limits_.pool_tokens : needed);
+  if (config_.max_total_tokens > 0 && config_.max_total_tokens < needed)
+    return bad_input(
+        "max_total_tokens: a pool of {} tokens is too small for the probes, which need {} ({} requests of up to {} "
+        "tokens, in pages of {}): raise it, or shorten the probes",
+        config_.max_total_tokens, needed, limits_.max_requests, limits_.max_context, page);
   pool_shape_.page_size = page;
   pool_shape_.slots = round_up(wanted, page) + page;  // and the dummy page
   pool_shape_.max_requests = limits_.max_requests;
@@ -89,7 +95,8 @@ Status Engine::allocate() {
                 memory(static_cast<size_t>(pool_shape_.max_requests * pool_shape_.max_context) * 4));
   req_to_token_ =
       make_view(req_to_token_memory_->data(), Dtype::kI32, {pool_shape_.max_requests, pool_shape_.max_context});
-  pool_ = std::make_unique<RequestPool>(pool_shape_, mirror_->view(req_to_token_), config_.seed);
+  pool_ = std::make_unique<RequestPool>(pool_shape_, mirror_->view(req_to_token_), config_.seed,
+                                        config_.high_slots ? SlotPlacement::kHigh : SlotPlacement::kShuffled);
 
   const auto geometry = [&](Format format, int64_t latent, int64_t rope) {
     CacheGeometry result;
@@ -207,7 +214,7 @@ Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
   if (pass->on_gpu() && !hooks_.op_by_op && config_.checks > CheckLevel::kOff &&
       config_.checks < CheckLevel::kReference) {
     FAULTLINE_TRY(pass->checks, make_device_checks(*pass, config_.checks, !hooks_.no_poison, hooks_.device_page,
-                                                    hooks_.device_page_there));
+                                                   hooks_.device_page_there));
   }
 #endif
   if (keep) {

@@ -1,18 +1,21 @@
 #include "engine/request_pool.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/rng.h"
 
 namespace faultline {
 
-RequestPool::RequestPool(const PoolShape& shape, TensorView req_to_token, uint64_t seed)
+RequestPool::RequestPool(const PoolShape& shape, TensorView req_to_token, uint64_t seed, SlotPlacement placement)
     : shape_(shape),
       req_to_token_(req_to_token),
+      placement_(placement),
       free_pages_(static_cast<size_t>(shape.slots / shape.page_size - 1)),
       lengths_(static_cast<size_t>(shape.max_requests), -1),
       pages_(static_cast<size_t>(shape.max_requests)) {
   std::iota(free_pages_.begin(), free_pages_.end(), 1);
+  if (placement_ == SlotPlacement::kHigh) return;  // taken from the back
   const CounterRng rng(seed, "pages");
   for (size_t i = free_pages_.size(); i > 1; --i)
     std::swap(free_pages_[i - 1], free_pages_[rng.below(i, static_cast<uint32_t>(i))]);
@@ -54,6 +57,7 @@ int64_t RequestPool::slot(int64_t request, int64_t position) const {
 void RequestPool::release(int64_t request) {
   const auto row = static_cast<size_t>(request);
   for (const int64_t page : pages_[row]) free_pages_.push_back(page);
+  if (placement_ == SlotPlacement::kHigh) std::sort(free_pages_.begin(), free_pages_.end());
   pages_[row].clear();
   lengths_[row] = -1;
 }

@@ -18,12 +18,13 @@ void cache_write_model(const OpCall& call) {
   const TensorView& slots = call.view(CacheWrite::kSlots);
   const CacheGeometry& geometry = *call.argument(CacheWrite::kCache).geometry;
   const bool floorless = call.attr().integer_or("floorless", 0) != 0;
+  const bool ue8m0 = call.attr().integer_or("ue8m0", 0) != 0;
   std::vector<float> row(static_cast<size_t>(geometry.width()));
   for (int64_t t = 0; t < x.dim(0); ++t) {
     const int64_t slot = slots.load_index(slots.offset(t));
     if (slot < 0 || slot >= geometry.slots) continue;
     for (int64_t c = 0; c < geometry.width(); ++c) row[static_cast<size_t>(c)] = x.load(x.offset(t, c));
-    encode_slot(geometry, call.view(CacheWrite::kCache).data, slot, row.data(), floorless);
+    encode_slot(geometry, call.view(CacheWrite::kCache).data, slot, row.data(), floorless, ue8m0);
   }
 }
 
@@ -40,6 +41,7 @@ KernelResult run_cache_write(const OpCall& call) {
     operands.x_stride = x.stride[0];
     operands.slot_stride = call.view(CacheWrite::kSlots).stride[0];
     operands.floorless = call.attr().integer_or("floorless", 0) != 0;
+    operands.ue8m0 = call.attr().integer_or("ue8m0", 0) != 0;
     kernels::launch_cache_write<T, decltype(build)::kChecked>(call.launch, operands);
   });
   return std::nullopt;

@@ -103,6 +103,10 @@ Workspace& largest_space() {
   static Workspace space;
   return space;
 }
+Workspace& factor_space() {
+  static Workspace space;
+  return space;
+}
 Tables& tables() {
   static Tables tables;
   return tables;
@@ -296,8 +300,26 @@ bool set_plan(const OpCall& call, Product& p, ProductBody body, int order_operan
   return true;
 }
 
+// Of each matrix, its expert's input scale times its global scale, in device memory. Null when there is none to be had.
+const float* expert_factors(const OpCall& call, const std::vector<DeviceWeight>& table, int64_t each) {
+  std::vector<const float*> input_scales;
+  std::vector<const float*> global_scales;
+  for (size_t i = 0; i < table.size(); ++i) {
+    input_scales.push_back(call.argument(ops::ExpertLinearW4A4::kInputScale).views[i].as<float>());
+    global_scales.push_back(table[i].global);
+  }
+  const float* const* inputs = tables().get(call.launch, input_scales);
+  const float* const* globals = tables().get(call.launch, global_scales);
+  auto* factors =
+      reinterpret_cast<float*>(factor_space().get(call.launch, static_cast<int64_t>(table.size() * sizeof(float))));
+  if (inputs == nullptr || globals == nullptr || factors == nullptr) return nullptr;
+  kernels::launch_expert_factors(call.launch, inputs, globals, static_cast<int32_t>(table.size()),
+                                 static_cast<int32_t>(each), factors);
+  return factors;
+}
+
 KernelResult experts(const OpCall& call, int order_operand, int offsets_operand, int values, int block_scale,
-                     int global_scale, Product p, const TensorView& out) {
+                     int global_scale, Product p, const TensorView& out, bool own_input_scales = false) {
   FAULTLINE_CHECK(!call.checked || call.launch.log != nullptr);
   const int64_t stacked_count = call.attr().integer("stacked");
   FAULTLINE_CHECK(stacked_count <= kernels::kMostParts);
@@ -320,6 +342,11 @@ KernelResult experts(const OpCall& call, int order_operand, int offsets_operand,
   }
   if (p.columns == 0 || count == 0) return std::nullopt;
   p.aligned = p.aligned && p.columns % piece_columns(p.type) == 0;
+  if (own_input_scales) {
+    const float* factors = expert_factors(call, table, stacked_count);
+    if (factors == nullptr) return std::nullopt;
+    for (size_t i = 0; i < count; ++i) table[i].global = factors + i;
+  }
   p.table = tables().get(call.launch, table);
   if (p.table == nullptr) return std::nullopt;
   const ProductBody body = kernels::product_body(p);
@@ -363,8 +390,9 @@ KernelResult cuda_experts_w4a4(const OpCall& call) {
   p.aligned = true;
   set_codes(p, call.view(E::kCodes), call.view(E::kScales));
   if (call.view(E::kOut).dim(0) == 0) return std::nullopt;
-  if (!set_input_scales(call, p, call.argument(E::kInputScale))) return std::nullopt;
-  return experts(call, E::kOrder, E::kOffsets, E::kWeight, E::kBlockScale, E::kGlobalScale, p, call.view(E::kOut));
+  const bool own = call.attr().integer_or("per_expert", 0) != 0;
+  if (!own && !set_input_scales(call, p, call.argument(E::kInputScale))) return std::nullopt;
+  return experts(call, E::kOrder, E::kOffsets, E::kWeight, E::kBlockScale, E::kGlobalScale, p, call.view(E::kOut), own);
 }
 
 KernelResult cuda_batched_linear(const OpCall& call) {

@@ -90,11 +90,16 @@ device::Weights weights(const OpCall& call, int values, int block_scale, int glo
 }
 
 device::Activations plain_rows(const OpCall& call, int x) {
-  return device::Activations{operand(call, x), {}, {}, false, false, call.view(x).dim(1)};
+  return device::Activations{operand(call, x), {}, {}, false, false, call.view(x).dim(1), 0};
 }
 device::Activations coded_rows(const OpCall& call, int codes, int scales, int input_scale, ReferenceOf which) {
-  return device::Activations{operand(call, codes),        operand(call, scales),      list(call, input_scale), true,
-                             which == ReferenceOf::kSpec, call.view(codes).dim(1) * 2};
+  return device::Activations{operand(call, codes),
+                             operand(call, scales),
+                             list(call, input_scale),
+                             true,
+                             which == ReferenceOf::kSpec,
+                             call.view(codes).dim(1) * 2,
+                             call.attr().integer_or("per_expert", 0) != 0 ? call.attr().integer("stacked") : 0};
 }
 
 device::Cache cache(const OpCall& call, int at) {
@@ -193,6 +198,24 @@ void quantize_fp4(const OpCall& call, ReferenceOf) {
                        output(call, Q::kScales));
 }
 
+void quantize_fp4_experts(const OpCall& call, ReferenceOf) {
+  using Q = ops::QuantizeFp4Experts;
+  device::quantize_fp4_experts(call.launch.stream, operand(call, Q::kX), operand(call, Q::kIds),
+                               list(call, Q::kInputScale), output(call, Q::kCodes), output(call, Q::kScales),
+                               call.attr().flag("x_per_token") ? call.attr().integer("k") : 1,
+                               call.attr().integer("stacked"));
+}
+
+void round_fp8(const OpCall& call, ReferenceOf) {
+  using R = ops::RoundFp8;
+  device::round_fp8(call.launch.stream, operand(call, R::kX), output(call, R::kOut));
+}
+
+void hadamard(const OpCall& call, ReferenceOf) {
+  using H = ops::Hadamard;
+  device::hadamard(call.launch.stream, operand(call, H::kX), output(call, H::kOut));
+}
+
 void linear(const OpCall& call, ReferenceOf) {
   using L = ops::Linear;
   device::linear(call.launch.stream, plain_rows(call, L::kX),
@@ -243,7 +266,7 @@ void moe_permute(const OpCall& call, ReferenceOf) {
 void cache_write(const OpCall& call, ReferenceOf) {
   using W = ops::CacheWrite;
   device::cache_write(call.launch.stream, operand(call, W::kX), operand(call, W::kSlots), cache(call, W::kCache),
-                      call.attr().integer_or("floorless", 0) != 0);
+                      call.attr().integer_or("floorless", 0) != 0, call.attr().integer_or("ue8m0", 0) != 0);
 }
 
 void cache_gather(const OpCall& call, ReferenceOf) {
@@ -264,7 +287,8 @@ void index_scores(const OpCall& call, ReferenceOf) {
   device::index_scores(
       call.launch.stream,
       {operand(call, S::kQ), operand(call, S::kHeadWeights), cache(call, S::kCache), operand(call, S::kPageTable),
-       operand(call, S::kRowToRequest), operand(call, S::kLengths), output(call, S::kOut)});
+       operand(call, S::kRowToRequest), operand(call, S::kLengths), output(call, S::kOut),
+       call.attr().integer_or("query_fp8", 0) != 0, call.attr().integer_or("query_ue8m0", 0) != 0});
 }
 
 // The values of the attribute "transform" (ops/kinds.h, TopK).
@@ -296,7 +320,8 @@ void router(const OpCall& call, ReferenceOf) {
   device::router(call.launch.stream,
                  {operand(call, R::kLogits), operand(call, R::kBias), output(call, R::kIds), output(call, R::kWeights),
                   call.attr().integer("k"), call.attr().integer("n_group"), call.attr().integer("topk_group"),
-                  call.attr().flag("norm_topk"), static_cast<float>(call.attr().real("scaling"))});
+                  call.attr().flag("norm_topk"), static_cast<float>(call.attr().real("scaling")),
+                  call.attr().integer_or("router_bias", 0) != 0, call.attr().integer_or("fused_shared", 0) != 0});
 }
 
 void softmax(const OpCall& call, ReferenceOf) {
@@ -331,6 +356,9 @@ constexpr Entry kEntries[] = {
     {ops::Linear::kName, linear},
     {ops::LinearW4A4::kName, linear_w4a4, "flashinfer_cutlass"},
     {ops::QuantizeFp4::kName, quantize_fp4},
+    {ops::QuantizeFp4Experts::kName, quantize_fp4_experts},
+    {ops::RoundFp8::kName, round_fp8},
+    {ops::Hadamard::kName, hadamard},
     {ops::BatchedLinear::kName, batched_linear},
     {ops::Rope::kName, rope},
     {ops::CacheWrite::kName, cache_write},

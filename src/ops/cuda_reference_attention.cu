@@ -20,14 +20,18 @@ __global__ void index_scores_kernel(const IndexScoresOperands o) {
   const bool exists = slot >= 0 && slot < o.cache.slots;
   double sum = 0;
   for (int64_t h = 0; h < heads; ++h) {
+    const auto query = [&](int64_t d) { return o.q.load(o.q.offset(t, h, d)); };
+    const float scale = o.query_fp8 ? index_scale_value(warp_amax(query, 0, dim), o.query_ue8m0) : 1.0f;
+    const float inverse = 1.0f / scale;
     double score = 0;
     for (int64_t d = lane(); d < dim; d += kWarp) {
       const float key = exists ? slot_value(o.cache, slot, d) : nan_value();
-      score += static_cast<double>(o.q.load(o.q.offset(t, h, d))) * key;
+      const float value = o.query_fp8 ? e4m3_to_float(saturated_code(query(d) * inverse)) : query(d);
+      score += static_cast<double>(value) * key;
     }
     score = warp_sum(score) * dim_scale;
     if (score < 0) score = 0;
-    sum += o.head_weights.load(o.head_weights.offset(t, h)) * head_scale * score;
+    sum += o.head_weights.load(o.head_weights.offset(t, h)) * head_scale * scale * score;
   }
   if (lane() == 0) o.out.store(o.out.offset(t, c), static_cast<float>(sum));
 }

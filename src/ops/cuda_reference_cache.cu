@@ -4,34 +4,24 @@
 namespace faultline::cuda_reference {
 namespace {
 
-// What a conversion instruction makes of a float: saturated, and every NaN 0x7F whatever its sign.
-__device__ uint8_t saturated_code(float value) {
-  return value != value ? uint8_t{0x7F} : float_to_e4m3(clamp_e4m3(value));
-}
-
-// The largest magnitude of `count` values. A NaN beside numbers is dropped.
-template <class Values>
-__device__ float warp_amax(const Values& values, int64_t begin, int64_t count) {
-  float largest = 0;
-  for (int64_t i = lane(); i < count; i += kWarp) largest = fmaxf(largest, fabsf(values(begin + i)));
-  for (int step = kWarp / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
-  return largest;
-}
-
 // Values [begin, begin + count) as codes that share one scale, which is written too. The server multiplies with the
 // reciprocal, so a scale of 0 gives 0 * inf = NaN.
 template <class Values>
-__device__ void encode_group(const Values& values, int64_t begin, int64_t count, float amax, uint8_t* codes,
-                             uint8_t* scale_at) {
-  const float scale = amax / kLargestCode;
+__device__ void encode_scaled(const Values& values, int64_t begin, int64_t count, float scale, uint8_t* codes,
+                              uint8_t* scale_at) {
   const float inverse = 1.0f / scale;
   for (int64_t i = lane(); i < count; i += kWarp) codes[begin + i] = saturated_code(values(begin + i) * inverse);
   if (lane() == 0) put_value(scale_at, scale);
 }
+template <class Values>
+__device__ void encode_group(const Values& values, int64_t begin, int64_t count, float amax, uint8_t* codes,
+                             uint8_t* scale_at) {
+  encode_scaled(values, begin, count, amax / kLargestCode, codes, scale_at);
+}
 
 // values(i) gives value i of the slot.
 template <class Values>
-__device__ void encode_slot(const Cache& cache, int64_t slot, bool floorless, const Values& values) {
+__device__ void encode_slot(const Cache& cache, int64_t slot, bool floorless, bool ue8m0, const Values& values) {
   uint8_t* row = slot_row(cache, slot);
   switch (cache.format) {
     case RowFormat::kFloats:
@@ -44,8 +34,8 @@ __device__ void encode_slot(const Cache& cache, int64_t slot, bool floorless, co
       for (int64_t i = lane(); i < cache.width(); i += kWarp) row[i] = saturated_code(values(i));
       return;
     case RowFormat::kIndexFp8:
-      encode_group(values, 0, cache.latent, fmaxf(warp_amax(values, 0, cache.latent), kAmaxFloor), row,
-                   index_scale(cache, slot));
+      encode_scaled(values, 0, cache.latent, index_scale_value(warp_amax(values, 0, cache.latent), ue8m0), row,
+                    index_scale(cache, slot));
       return;
     case RowFormat::kPacked: {
       const int64_t group = cache.latent / kPackedGroups;
@@ -71,12 +61,12 @@ __device__ bool written_later(const Tensor& slots, int64_t token, int64_t tokens
   return __any_sync(0xFFFFFFFFu, found) != 0;
 }
 
-__global__ void cache_write_kernel(const Tensor x, const Tensor slots, const Cache cache, bool floorless) {
+__global__ void cache_write_kernel(const Tensor x, const Tensor slots, const Cache cache, bool floorless, bool ue8m0) {
   const int64_t t = warp_index();
   if (t >= x.shape[0]) return;
   const int64_t slot = slots.load_index(slots.offset(t));
   if (slot < 0 || slot >= cache.slots || written_later(slots, t, x.shape[0], slot)) return;
-  encode_slot(cache, slot, floorless, [&](int64_t i) { return x.load(x.offset(t, i)); });
+  encode_slot(cache, slot, floorless, ue8m0, [&](int64_t i) { return x.load(x.offset(t, i)); });
 }
 
 // One thread a value.
@@ -94,13 +84,14 @@ __global__ void cache_gather_kernel(const Cache cache, const Tensor slots, const
 __global__ void cache_requantize_kernel(const Cache from, const Cache to, bool floorless) {
   const int64_t slot = warp_index();
   if (slot >= from.slots) return;
-  encode_slot(to, slot, floorless, [&](int64_t i) { return slot_value(from, slot, i); });
+  encode_slot(to, slot, floorless, false, [&](int64_t i) { return slot_value(from, slot, i); });
 }
 
 }  // namespace
 
-void cache_write(void* stream, const Tensor& x, const Tensor& slots, const Cache& cache, bool floorless) {
-  start(stream, blocks_for(x.shape[0], kWarpsPerBlock), kThreads, 0, cache_write_kernel, x, slots, cache, floorless);
+void cache_write(void* stream, const Tensor& x, const Tensor& slots, const Cache& cache, bool floorless, bool ue8m0) {
+  start(stream, blocks_for(x.shape[0], kWarpsPerBlock), kThreads, 0, cache_write_kernel, x, slots, cache, floorless,
+        ue8m0);
 }
 void cache_gather(void* stream, const Cache& cache, const Tensor& slots, const Tensor& seq_lens, const Tensor& out) {
   start(stream, blocks_for(out.shape[0] * cache.width(), kThreads), kThreads, 0, cache_gather_kernel, cache, slots,

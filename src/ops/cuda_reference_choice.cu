@@ -57,7 +57,8 @@ __global__ void router_kernel(const RouterOperands o) {
   int* chosen = kept + o.groups;
   for (int64_t e = threadIdx.x; e < experts; e += blockDim.x) {
     score[e] = 1.0f / (1.0f + exp_of(-o.logits.load(o.logits.offset(t, e))));
-    const float value = score[e] + o.bias.load(o.bias.offset(e));
+    const float bias = o.bias.load(o.bias.offset(e));
+    const float value = score[e] + (o.bias_bf16 ? to_float(to_bf16(bias)) : bias);
     choice[e] = value == value ? value : -INFINITY;  // NaN loses against everything
   }
   __syncthreads();
@@ -94,6 +95,10 @@ __global__ void router_kernel(const RouterOperands o) {
     o.ids.store_index(o.ids.offset(t, j), chosen[j]);
     o.weights.store(o.weights.offset(t, j),
                     (o.norm_topk ? score[chosen[j]] / (sum + kSumFloor) : score[chosen[j]]) * o.scaling);
+  }
+  if (o.fused_shared && threadIdx.x == 0) {
+    o.ids.store_index(o.ids.offset(t, o.k), experts);
+    o.weights.store(o.weights.offset(t, o.k), 1.0f / o.scaling * o.scaling);
   }
 }
 

@@ -114,6 +114,31 @@ __device__ void put_value(uint8_t* at, T value) {
   memcpy(at, &value, sizeof value);
 }
 
+// What a conversion instruction makes of a float: saturated, and every NaN 0x7F whatever its sign.
+__device__ inline uint8_t saturated_code(float value) {
+  return value != value ? uint8_t{0x7F} : float_to_e4m3(clamp_e4m3(value));
+}
+
+// The largest magnitude of `count` values. A NaN beside numbers is dropped.
+template <class Values>
+__device__ float warp_amax(const Values& values, int64_t begin, int64_t count) {
+  float largest = 0;
+  for (int64_t i = lane(); i < count; i += kWarp) largest = fmaxf(largest, fabsf(values(begin + i)));
+  for (int step = kWarp / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
+  return largest;
+}
+
+// The scale of an index key or query: with `ue8m0` 2^ceil(log2(amax * (1 / 448))).
+__device__ inline float index_scale_value(float amax, bool ue8m0) {
+  const float largest = fmaxf(amax, kAmaxFloor);
+  if (!ue8m0) return largest / kLargestCode;
+  const float value = largest * (1.0f / kLargestCode);
+  if (!isfinite(value)) return value;
+  int exponent = 0;
+  const float fraction = frexpf(value, &exponent);  // in [0.5, 1)
+  return ldexpf(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+}
+
 // Where a slot's row (or codes) and, of an index page, its scale begin.
 __device__ inline uint8_t* slot_row(const Cache& cache, int64_t slot) {
   if (cache.format != RowFormat::kIndexFp8) return cache.bytes + slot * cache.stride;

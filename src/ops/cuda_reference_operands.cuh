@@ -107,6 +107,7 @@ struct Activations {
   // Products of codes only: global scales stay out of the sum, and one factor multiplies the result (the spec).
   bool factor_last;
   int64_t columns;  // K
+  int64_t each;     // input scales of one expert, where each has its own; 0: the largest of all counts
 };
 
 // The storage formats of caches (ops/formats.h).
@@ -142,8 +143,14 @@ void layernorm(void* stream, const Tensor& x, const Tensor& weight, const Tensor
 void rope(void* stream, const Tensor& x, const Tensor& positions, const Tensor& out, const float* inverse_frequency,
           int64_t rope_dim, bool interleaved);
 
+void hadamard(void* stream, const Tensor& x, const Tensor& out);
+void round_fp8(void* stream, const Tensor& x, const Tensor& out);
+
 // cuda_reference_product.cu
 void quantize_fp4(void* stream, const Tensor& x, const List& input_scale, const Tensor& codes, const Tensor& scales);
+// Row t * k + j of the codes is row (t * k + j) / rows_per_x of x, for expert ids[t, j], which has `each` input scales.
+void quantize_fp4_experts(void* stream, const Tensor& x, const Tensor& ids, const List& input_scale,
+                          const Tensor& codes, const Tensor& scales, int64_t rows_per_x, int64_t each);
 void linear(void* stream, const Activations& x, const Weights& weights, const Tensor& out);
 void batched_linear(void* stream, const Tensor& x, const Tensor& weight, const Tensor& out, bool weight_kn);
 struct ExpertOperands {
@@ -160,7 +167,7 @@ void expert_linear(void* stream, const ExpertOperands& operands);
 void moe_combine(void* stream, const Tensor& x, const Tensor& weights, const Tensor& out);
 
 // cuda_reference_cache.cu
-void cache_write(void* stream, const Tensor& x, const Tensor& slots, const Cache& cache, bool floorless);
+void cache_write(void* stream, const Tensor& x, const Tensor& slots, const Cache& cache, bool floorless, bool ue8m0);
 void cache_gather(void* stream, const Cache& cache, const Tensor& slots, const Tensor& seq_lens, const Tensor& out);
 void cache_requantize(void* stream, const Cache& from, const Cache& to, bool floorless);
 
@@ -169,6 +176,7 @@ struct IndexScoresOperands {
   Tensor q, head_weights;
   Cache cache;
   Tensor page_table, row_to_request, lengths, out;
+  bool query_fp8, query_ue8m0;
 };
 void index_scores(void* stream, const IndexScoresOperands& operands);
 enum class KeysOf : uint8_t { kIndices, kPageTable, kRagged };
@@ -194,6 +202,7 @@ struct RouterOperands {
   int64_t k, groups, topk_group;
   bool norm_topk;
   float scaling;
+  bool bias_bf16, fused_shared;
 };
 void router(void* stream, const RouterOperands& operands);
 void moe_permute(void* stream, const Tensor& ids, const Tensor& order, const Tensor& offsets);

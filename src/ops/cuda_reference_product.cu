@@ -66,17 +66,13 @@ __device__ float warp_product(const Activations& x, int64_t row, const Matrix& w
   return x.factor_last ? sum * (input_scale * w.global_scale.load(0)) : sum;
 }
 
-// One warp a block of 16 values.
-__global__ void quantize_fp4_kernel(const Tensor x, const List input_scale, const Tensor codes, const Tensor scales) {
-  const int64_t r = warp_index() / scales.shape[1];
-  const int64_t b = warp_index() % scales.shape[1];
-  if (r >= x.shape[0]) return;
-  const float global = 1.0f / warp_largest(input_scale);
-  if (lane() != 0) return;
+// Block b of row `from` of x, as block b of row r.
+__device__ void quantize_block(const Tensor& x, int64_t from, float global, const Tensor& codes, const Tensor& scales,
+                               int64_t r, int64_t b) {
   const int64_t begin = b * kFp4Block;
-  float amax = fabsf(x.load(x.offset(r, begin)));
+  float amax = fabsf(x.load(x.offset(from, begin)));
   // The hardware's maximum drops a NaN beside a number; only a block of nothing else keeps it.
-  for (int64_t c = 1; c < kFp4Block; ++c) amax = fmaxf(amax, fabsf(x.load(x.offset(r, begin + c))));
+  for (int64_t c = 1; c < kFp4Block; ++c) amax = fmaxf(amax, fabsf(x.load(x.offset(from, begin + c))));
   const float unrounded = global * amax / kFp4Largest;
   // NaN has one code here, as in hardware: the positive one, whatever the sign of the float's.
   const uint8_t code = unrounded != unrounded ? uint8_t{0x7F} : float_to_e4m3(clamp_e4m3(unrounded));
@@ -84,10 +80,34 @@ __global__ void quantize_fp4_kernel(const Tensor x, const List input_scale, cons
   const float scale = e4m3_to_float(code);
   const float factor = scale == 0.0f ? 0.0f : global / scale;
   for (int64_t c = 0; c < kFp4Block; c += 2) {
-    const uint8_t low = float_to_e2m1(x.load(x.offset(r, begin + c)) * factor);
-    const uint8_t high = float_to_e2m1(x.load(x.offset(r, begin + c + 1)) * factor);
+    const uint8_t low = float_to_e2m1(x.load(x.offset(from, begin + c)) * factor);
+    const uint8_t high = float_to_e2m1(x.load(x.offset(from, begin + c + 1)) * factor);
     codes.as<uint8_t>()[codes.offset(r, (begin + c) / 2)] = static_cast<uint8_t>(low | (high << 4));
   }
+}
+
+// One warp a block of 16 values.
+__global__ void quantize_fp4_kernel(const Tensor x, const List input_scale, const Tensor codes, const Tensor scales) {
+  const int64_t r = warp_index() / scales.shape[1];
+  if (r >= x.shape[0]) return;
+  const float global = 1.0f / warp_largest(input_scale);
+  if (lane() == 0) quantize_block(x, r, global, codes, scales, r, warp_index() % scales.shape[1]);
+}
+
+// The input scales of one expert.
+__device__ List own_scales(const List& all, int64_t expert, int64_t each) {
+  return List{all.at + expert * each, each};
+}
+
+__global__ void quantize_fp4_experts_kernel(const Tensor x, const Tensor ids, const List input_scale,
+                                            const Tensor codes, const Tensor scales, int64_t rows_per_x, int64_t each) {
+  const int64_t r = warp_index() / scales.shape[1];
+  const int64_t k = ids.shape[1];
+  if (r >= ids.shape[0] * k) return;
+  const int64_t expert = ids.load_index(ids.offset(r / k, r % k));
+  if (expert < 0 || expert >= input_scale.count / each) return;
+  const float global = 1.0f / warp_largest(own_scales(input_scale, expert, each));
+  if (lane() == 0) quantize_block(x, r / rows_per_x, global, codes, scales, r, warp_index() % scales.shape[1]);
 }
 
 __global__ void linear_kernel(const Activations x, const Weights weights, const Tensor out) {
@@ -129,7 +149,9 @@ __global__ void expert_linear_kernel(const ExpertOperands o) {
   if (flat < 0 || flat >= o.out.shape[0] || row >= o.x.x.shape[0]) return;
   const int64_t width = o.out.shape[1] / o.stacked;
   const Matrix matrix = matrix_at(o.weights, expert * o.stacked + column / width);
-  const float result = warp_product(o.x, row, matrix, column % width);
+  Activations x = o.x;
+  if (x.fp4 && x.each > 0) x.input_scale = own_scales(x.input_scale, expert, x.each);
+  const float result = warp_product(x, row, matrix, column % width);
   if (lane() == 0) o.out.store(o.out.offset(flat, column), result);
 }
 
@@ -149,6 +171,11 @@ __global__ void moe_combine_kernel(const Tensor x, const Tensor weights, const T
 void quantize_fp4(void* stream, const Tensor& x, const List& input_scale, const Tensor& codes, const Tensor& scales) {
   start(stream, blocks_for(x.shape[0] * scales.shape[1], kWarpsPerBlock), kThreads, 0, quantize_fp4_kernel, x,
         input_scale, codes, scales);
+}
+void quantize_fp4_experts(void* stream, const Tensor& x, const Tensor& ids, const List& input_scale,
+                          const Tensor& codes, const Tensor& scales, int64_t rows_per_x, int64_t each) {
+  start(stream, blocks_for(codes.shape[0] * scales.shape[1], kWarpsPerBlock), kThreads, 0, quantize_fp4_experts_kernel,
+        x, ids, input_scale, codes, scales, rows_per_x, each);
 }
 void linear(void* stream, const Activations& x, const Weights& weights, const Tensor& out) {
   start(stream, blocks_for(out.shape[0] * out.shape[1], kWarpsPerBlock), kThreads, 0, linear_kernel, x, weights, out);

@@ -120,6 +120,30 @@ __global__ void rope_kernel(const Tensor x, const Tensor positions, const Tensor
   out.store(out.offset(token, head, second), b * cosine + a * sine);
 }
 
+// One warp an element of out.
+__global__ void hadamard_kernel(const Tensor x, const Tensor out) {
+  const int64_t dim = x.shape[2];
+  const int64_t i = warp_index() % dim;
+  const int64_t head = warp_index() / dim % x.shape[1];
+  const int64_t token = warp_index() / dim / x.shape[1];
+  if (token >= x.shape[0]) return;
+  double sum = 0;
+  for (int64_t j = lane(); j < dim; j += kWarp) {
+    const double value = x.load(x.offset(token, head, j));
+    sum += __popcll(static_cast<unsigned long long>(i & j)) % 2 != 0 ? -value : value;
+  }
+  sum = warp_sum(sum) / sqrt(static_cast<double>(dim));
+  if (lane() == 0) out.store(out.offset(token, head, i), static_cast<float>(sum));
+}
+
+__global__ void round_fp8_kernel(const Tensor x, const Tensor out) {
+  const int64_t d = thread_index() % x.shape[2];
+  const int64_t head = thread_index() / x.shape[2] % x.shape[1];
+  const int64_t token = thread_index() / x.shape[2] / x.shape[1];
+  if (token >= x.shape[0]) return;
+  out.store(out.offset(token, head, d), e4m3_to_float(saturated_code(x.load(x.offset(token, head, d)))));
+}
+
 }  // namespace
 
 void prepare(void* stream, const PrepareOperands& operands) {
@@ -145,6 +169,13 @@ void rope(void* stream, const Tensor& x, const Tensor& positions, const Tensor& 
   const int64_t work = x.shape[0] * x.shape[1] * (rope_dim / 2 + x.shape[2] - rope_dim);
   start(stream, blocks_for(work, kThreads), kThreads, 0, rope_kernel, x, positions, out, inverse_frequency, rope_dim,
         interleaved);
+}
+
+void hadamard(void* stream, const Tensor& x, const Tensor& out) {
+  start(stream, blocks_for(x.shape[0] * x.shape[1] * x.shape[2], kWarpsPerBlock), kThreads, 0, hadamard_kernel, x, out);
+}
+void round_fp8(void* stream, const Tensor& x, const Tensor& out) {
+  start(stream, blocks_for(x.shape[0] * x.shape[1] * x.shape[2], kThreads), kThreads, 0, round_fp8_kernel, x, out);
 }
 
 }  // namespace faultline::cuda_reference

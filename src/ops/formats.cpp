@@ -37,13 +37,31 @@ float largest_magnitude(const float* values, int64_t count) {
   return largest;
 }
 
-// Codes of one group that shares a scale. Returns the scale. The server multiplies with the reciprocal, so a scale of 0
-// gives 0 * inf = NaN.
-float encode_group(const float* values, int64_t count, float amax, std::byte* codes) {
-  const float scale = amax / kLargestCode;
+// Codes of one group that shares a scale. The server multiplies with the reciprocal, so a scale of 0 gives 0 * inf =
+// NaN.
+void encode_scaled(const float* values, int64_t count, float scale, std::byte* codes) {
   const float inverse = 1.0f / scale;
   for (int64_t i = 0; i < count; ++i) codes[i] = std::byte{saturated_code(values[i] * inverse)};
+}
+
+// The same with the scale that maps `amax` to the largest code. Returns the scale.
+float encode_group(const float* values, int64_t count, float amax, std::byte* codes) {
+  const float scale = amax / kLargestCode;
+  encode_scaled(values, count, scale, codes);
   return scale;
+}
+
+// 2^ceil(log2(value)) of a positive float; inf and NaN stay what they are.
+float rounded_up_to_power(float value) {
+  if (!std::isfinite(value)) return value;
+  int exponent = 0;
+  const float fraction = std::frexp(value, &exponent);  // in [0.5, 1)
+  return std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+}
+
+float index_scale(const float* values, int64_t count, bool ue8m0) {
+  const float amax = std::max(largest_magnitude(values, count), kAmaxFloor);
+  return ue8m0 ? rounded_up_to_power(amax * (1.0f / kLargestCode)) : amax / kLargestCode;
 }
 
 void decode_codes(const std::byte* codes, int64_t count, float scale, float* out) {
@@ -141,7 +159,15 @@ void decode_slot(const CacheGeometry& geometry, const std::byte* cache, int64_t 
   FAULTLINE_CHECK(!"a cache has no such format");
 }
 
-void encode_slot(const CacheGeometry& geometry, std::byte* cache, int64_t slot, const float* values, bool floorless) {
+float quantize_index_values(float* values, int64_t count, bool ue8m0) {
+  const float scale = index_scale(values, count, ue8m0);
+  const float inverse = 1.0f / scale;
+  for (int64_t i = 0; i < count; ++i) values[i] = e4m3_to_float(saturated_code(values[i] * inverse));
+  return scale;
+}
+
+void encode_slot(const CacheGeometry& geometry, std::byte* cache, int64_t slot, const float* values, bool floorless,
+                 bool ue8m0) {
   const auto [row_range, scale_range] = slot_bytes(geometry, slot);
   std::byte* row = cache + row_range.begin;
   switch (geometry.format) {
@@ -156,8 +182,9 @@ void encode_slot(const CacheGeometry& geometry, std::byte* cache, int64_t slot, 
       for (int64_t i = 0; i < geometry.width(); ++i) row[i] = std::byte{saturated_code(values[i])};
       return;
     case Format::kIndexFp8: {
-      const float amax = std::max(largest_magnitude(values, geometry.latent), kAmaxFloor);
-      write(cache + scale_range.begin, encode_group(values, geometry.latent, amax, row));
+      const float scale = index_scale(values, geometry.latent, ue8m0);
+      encode_scaled(values, geometry.latent, scale, row);
+      write(cache + scale_range.begin, scale);
       return;
     }
     case Format::kKvPacked: {

@@ -55,6 +55,12 @@ std::array<ByteRange, 2> slot_bytes(const CacheGeometry& geometry, int64_t slot)
 void decode_slot(const CacheGeometry& geometry, const std::byte* cache, int64_t slot, float* out);
 // Encodes width() floats into one slot, plainly. `floorless`: amax 0 divides by zero, as the server's writer does;
 // otherwise amax is at least 1e-4 (index keys always have the floor).
-void encode_slot(const CacheGeometry& geometry, std::byte* cache, int64_t slot, const float* values, bool floorless);
+// `ue8m0`: scales of index keys are powers of two, of amax * (1 / 448) rounded up.
+void encode_slot(const CacheGeometry& geometry, std::byte* cache, int64_t slot, const float* values, bool floorless,
+                 bool ue8m0 = false);
+
+// Values as e4m3 codes would give them back, with one scale for all of them that is not applied: values become codes,
+// and the scale is returned. The arithmetic of an index key.
+float quantize_index_values(float* values, int64_t count, bool ue8m0);
 
 }  // namespace faultline

@@ -29,12 +29,17 @@ void index_scores_model(const OpCall& call) {
   const double dim_scale = 1.0 / std::sqrt(static_cast<double>(dim));
   std::vector<float> key(static_cast<size_t>(geometry.width()));
   std::vector<float> query(static_cast<size_t>(heads * dim));
+  std::vector<double> query_scale(static_cast<size_t>(heads), 1.0);
+  const bool query_fp8 = call.attr().integer_or("query_fp8", 0) != 0;
+  const bool ue8m0 = call.attr().integer_or("query_ue8m0", 0) != 0;
   for (int64_t t = 0; t < q.dim(0); ++t) {
     const int64_t request = row_to_request.load_index(row_to_request.offset(t));
     const int64_t length = std::min(lengths.load_index(lengths.offset(t)), out.dim(1));
     if (request < 0 || request >= page_table.dim(0)) continue;
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t d = 0; d < dim; ++d) query[static_cast<size_t>(h * dim + d)] = q.load(q.offset(t, h, d));
+    for (int64_t h = 0; h < heads && query_fp8; ++h)
+      query_scale[static_cast<size_t>(h)] = quantize_index_values(query.data() + h * dim, dim, ue8m0);
     for (int64_t c = 0; c < length; ++c) {
       const int64_t slot = page_table.load_index(page_table.offset(request, c));
       if (slot >= 0 && slot < geometry.slots)
@@ -48,7 +53,7 @@ void index_scores_model(const OpCall& call) {
           score += static_cast<double>(query[static_cast<size_t>(h * dim + d)]) * key[static_cast<size_t>(d)];
         score *= dim_scale;
         if (score < 0) score = 0;
-        sum += weights.load(weights.offset(t, h)) * head_scale * score;
+        sum += weights.load(weights.offset(t, h)) * head_scale * query_scale[static_cast<size_t>(h)] * score;
       }
       out.store(out.offset(t, c), static_cast<float>(sum));
     }
@@ -76,6 +81,8 @@ KernelResult run_index_scores(const OpCall& call) {
     operands.weight_stride = call.view(IndexScores::kHeadWeights).stride[0];
     operands.page_table_stride = call.view(IndexScores::kPageTable).stride[0];
     operands.out_stride = call.view(IndexScores::kOut).stride[0];
+    operands.query_fp8 = call.attr().integer_or("query_fp8", 0) != 0;
+    operands.query_ue8m0 = call.attr().integer_or("query_ue8m0", 0) != 0;
     kernels::launch_index_scores<T, decltype(build)::kChecked>(call.launch, operands);
   });
   return std::nullopt;

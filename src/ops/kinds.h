@@ -69,6 +69,19 @@ struct QuantizeFp4 {
   enum { kX, kInputScale, kCodes, kScales };  // [T,K] [] | [T,K/2] U8, [T,K/16] E4M3
   static constexpr const char* kName = "quantize_fp4";
 };
+// quantize.cpp — the same for rows that go to experts of their own input scales (sglang's cutlass_moe_fp4): row t*k+j
+// of the output is x's row with the largest input scale of expert ids[t,j]. attributes: k, stacked (input scales an
+// expert), x_per_token (as ExpertLinear's).
+struct QuantizeFp4Experts {
+  enum { kX, kIds, kInputScale, kCodes, kScales };  // [T or T*k,K] [T,k] I32 [] | [T*k,K/2] U8, [T*k,K/16] E4M3
+  static constexpr const char* kName = "quantize_fp4_experts";
+};
+// quantize.cpp — out = x as e4m3 without a scale, saturated at 448: a query as trtllm's FP8 kernels take it
+// (mla_quantize_and_rope_for_fp8). Kept in the activations' dtype, which holds every e4m3 value.
+struct RoundFp8 {
+  enum { kX, kOut };  // [T,h,D] | [T,h,D]
+  static constexpr const char* kName = "round_fp8";
+};
 // batched_linear.cpp — one matrix a head. attributes: weight_kn (flag): out[t,h,n] = sum_k x[t,h,k] w[h,k,n] when set,
 // else w[h,n,k]. The weight is a strided view into kv_b_proj.
 struct BatchedLinear {
@@ -84,8 +97,16 @@ struct Rope {
   static constexpr const char* kName = "rope";
 };
 
+// hadamard.cpp — out[t,h] = D^-0.5 * H x[t,h] with Sylvester's matrix, H[i][j] = (-1)^popcount(i & j); D a power of
+// two. Float sums, one rounding. It is orthogonal: of queries and keys alike, it leaves every product as it is.
+struct Hadamard {
+  enum { kX, kOut };  // [T,h,D] | [T,h,D]
+  static constexpr const char* kName = "hadamard";
+};
+
 // cache_write.cpp — stores row t into slot slots[t] in the cache's format (ops/formats.h). attributes: floorless
-// (flag): packed rows divide by an amax of 0, as the server's writer does.
+// (flag): packed rows divide by an amax of 0, as the server's writer does; ue8m0 (flag): the scales of index keys are
+// powers of two.
 struct CacheWrite {
   enum { kX, kSlots, kCache };  // [T,W] [T] I32 | cache
   static constexpr const char* kName = "cache_write";
@@ -104,7 +125,9 @@ struct CacheRequantize {
 };
 
 // index_scores.cpp — out[t,c] = sum_h w[t,h] * heads^-0.5 * relu(q[t,h].k[c] * dim^-0.5) over the index cache, c <
-// lengths[t]. Columns past the length are not written (the server's clean_logits=False).
+// lengths[t]. Columns past the length are not written (the server's clean_logits=False). attributes: query_fp8 (flag):
+// each q[t,h] is quantized as an index key is, its scale applied to the head's weight; query_ue8m0 (flag): with powers
+// of two.
 struct IndexScores {
   enum {
     kQ,
@@ -159,7 +182,9 @@ struct GatherRows {          // out[r] = x[rows[r]]
 
 // router.cpp — s = sigmoid(logits); choice = s + bias; groups (sum of each group's two best, topk_group groups kept);
 // ids = the k best of choice; weights = s[ids], divided by (sum + 1e-20) when norm_topk, times scaling. attributes: k,
-// n_group, topk_group, norm_topk (flag), scaling (real).
+// n_group, topk_group, norm_topk (flag), scaling (real), router_bias (flag: the bias is rounded to bf16 first),
+// fused_shared (flag: ids and weights have k + 1 columns, the last one the shared expert E with weight 1 / scaling
+// times scaling).
 struct Router {
   enum { kLogits, kBias, kIds, kWeights };  // [T,E] F32 [E] F32 | [T,k] I32, [T,k] F32
   static constexpr const char* kName = "router";
@@ -178,7 +203,9 @@ struct ExpertLinear {
   static constexpr const char* kName = "expert_linear";
 };
 // moe.cpp — the same on NVFP4 activations. One input scale for all experts: the maximum of the list
-// (flashinfer_cutlass).
+// (flashinfer_cutlass), or with the attribute "per_expert" that of each expert's own (cutlass). attributes beside
+// ExpertLinear's: gate_up_scale (flag): the global scale of an expert's first matrix stands in the list for the others
+// too, as flashinfer's and cutlass' experts take w1's weight_scale_2 for w3 (modelopt_quant.py).
 struct ExpertLinearW4A4 {
   enum { kCodes, kScales, kOrder, kOffsets, kWeight, kBlockScale, kGlobalScale, kInputScale, kOut };
   static constexpr const char* kName = "expert_linear_w4a4";

@@ -32,18 +32,22 @@ void permute_model(const OpCall& call) {
   offsets.store_index(offsets.dim(0) - 1, at);
 }
 
-// How much of an expert's global scale goes into the product, and what multiplies its result.
-struct Epilogue {
-  bool keep_global_scale = true;
-  float input_scale = 1;  // times the weight's global scale, where that is kept out of the product
-};
+// The input scale of one expert's rows: its own, or the largest of all (ops/kinds.h).
+float expert_input_scale(const OpCall& call, int64_t expert) {
+  const Argument& list = call.argument(ExpertLinearW4A4::kInputScale);
+  if (call.attr().integer_or("per_expert", 0) == 0) return largest_scalar(list);
+  return largest_scalar(list, expert, call.attr().integer("stacked"));
+}
 
-// Rows of x for each expert, its stacked products, and back to the rows they belong to. `load(row, out)` gives row
-// `row` of x as floats.
+// Whether an expert's global scales stay in the product; else they and its input scale multiply the result (alpha).
+enum class GlobalScales : uint8_t { kInProduct, kInAlpha };
+
+// Rows of x for each expert, its stacked products, and back to the rows they belong to. `load(row, expert, out)` gives
+// row `row` of x as floats.
 template <class Load>
 void grouped_product(const OpCall& call, const TensorView& order, const TensorView& offsets, int values,
                      int block_scale, int global_scale, const TensorView& out, int64_t columns, const Load& load,
-                     const Epilogue& epilogue = {}) {
+                     GlobalScales global_scales = GlobalScales::kInProduct) {
   const int64_t k = call.attr().integer("k");
   const bool x_per_token = call.attr().flag("x_per_token");
   const int64_t stacked = call.attr().integer("stacked");
@@ -57,13 +61,13 @@ void grouped_product(const OpCall& call, const TensorView& order, const TensorVi
     result.resize(static_cast<size_t>(std::max<int64_t>(rows, 0) * out.dim(1)));
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t flat = order.load_index(begin + r);
-      load(x_per_token ? flat / k : flat, x.data() + r * columns);
+      load(x_per_token ? flat / k : flat, e, x.data() + r * columns);
     }
     for (int64_t s = 0; s < stacked; ++s) {
       Weight weight = weight_at(call, values, block_scale, global_scale, static_cast<size_t>(e * stacked + s));
       float alpha = 1;
-      if (!epilogue.keep_global_scale) {
-        alpha = epilogue.input_scale * weight.global_scale.load(0);
+      if (global_scales == GlobalScales::kInAlpha) {
+        alpha = expert_input_scale(call, e) * weight.global_scale.load(0);
         weight.global_scale = TensorView{};
       }
       float* part = result.data() + s * width;
@@ -78,16 +82,16 @@ void expert_linear_model(const OpCall& call) {
   const TensorView& x = call.view(ExpertLinear::kX);
   grouped_product(call, call.view(ExpertLinear::kOrder), call.view(ExpertLinear::kOffsets), ExpertLinear::kWeight,
                   ExpertLinear::kBlockScale, ExpertLinear::kGlobalScale, call.view(ExpertLinear::kOut), x.dim(1),
-                  [&](int64_t row, float* out) { load_row(x, row, out); });
+                  [&](int64_t row, int64_t, float* out) { load_row(x, row, out); });
 }
 
 void expert_w4a4_model(const OpCall& call) {
   const TensorView& codes = call.view(ExpertLinearW4A4::kCodes);
   const int64_t columns = codes.dim(1) * 2;
-  const float input_scale = largest_scalar(call.argument(ExpertLinearW4A4::kInputScale));
   grouped_product(call, call.view(ExpertLinearW4A4::kOrder), call.view(ExpertLinearW4A4::kOffsets),
                   ExpertLinearW4A4::kWeight, ExpertLinearW4A4::kBlockScale, ExpertLinearW4A4::kGlobalScale,
-                  call.view(ExpertLinearW4A4::kOut), columns, [&](int64_t row, float* out) {
+                  call.view(ExpertLinearW4A4::kOut), columns, [&](int64_t row, int64_t expert, float* out) {
+                    const float input_scale = expert_input_scale(call, expert);
                     dequantize_codes(codes, call.view(ExpertLinearW4A4::kScales), row, out);
                     for (int64_t c = 0; c < columns; ++c) out[c] *= input_scale;
                   });
@@ -100,9 +104,10 @@ void expert_w4a4_spec(const OpCall& call) {
       call, call.view(ExpertLinearW4A4::kOrder), call.view(ExpertLinearW4A4::kOffsets), ExpertLinearW4A4::kWeight,
       ExpertLinearW4A4::kBlockScale, ExpertLinearW4A4::kGlobalScale, call.view(ExpertLinearW4A4::kOut),
       codes.dim(1) * 2,
-      [&](int64_t row, float* out) { dequantize_codes(codes, call.view(ExpertLinearW4A4::kScales), row, out); },
-      Epilogue{.keep_global_scale = false,
-               .input_scale = largest_scalar(call.argument(ExpertLinearW4A4::kInputScale))});
+      [&](int64_t row, int64_t, float* out) {
+        dequantize_codes(codes, call.view(ExpertLinearW4A4::kScales), row, out);
+      },
+      GlobalScales::kInAlpha);
 }
 
 void combine_model(const OpCall& call) {
@@ -205,12 +210,12 @@ KernelResult run_experts_w4a4(const OpCall& call) {
   const int64_t k = call.attr().flag("x_per_token") ? call.attr().integer("k") : 1;
   const int64_t stacked = call.attr().integer("stacked");
   const int64_t width = out.dim(1) / stacked;
-  const float input_scale = largest_scalar(call.argument(ExpertLinearW4A4::kInputScale));
   std::vector<float> result;
   for (int64_t e = 0; e + 1 < call.view(ExpertLinearW4A4::kOffsets).dim(0); ++e) {
     const std::vector<int64_t> rows =
         expert_rows(call, ExpertLinearW4A4::kOrder, ExpertLinearW4A4::kOffsets, out.dim(0), e);
     const auto total = static_cast<int64_t>(rows.size());
+    const float input_scale = total > 0 ? expert_input_scale(call, e) : 1.0f;
     for (int64_t tile = 0; tile < total; tile += kTileRows) {
       const int64_t count = std::min(kTileRows, total - tile);
       const int64_t* row = rows.data() + tile;
@@ -272,7 +277,8 @@ const RegisterKind kRegisterExpertW4A4(OpKind{
                  index_input("order", kAllRows, IndexRule{.unique = true}), index_input("offsets", kAllRows),
                  weight_list("weight"), weight_list("block_scale"), weight_list("global_scale"),
                  weight_list("input_scale"), output("out", kExpertRows)},
-    .model = expert_w4a4_model});
+    .model = expert_w4a4_model,
+    .structure = {"gate_up_scale"}});
 
 const RegisterKind kRegisterCombine(OpKind{.name = MoeCombine::kName,
                                            .operands = {input("x", kExpertRows), input("weights"), output("out")},

@@ -29,9 +29,11 @@ struct RouterRow {
     const TensorView& bias = call.view(Router::kBias);
     const int64_t experts = logits.dim(1);
     const int64_t groups = call.attr().integer("n_group");
+    const bool bias_bf16 = call.attr().integer_or("router_bias", 0) != 0;
     for (int64_t e = 0; e < experts; ++e) {
       score.push_back(1.0f / (1.0f + std::exp(-logits.load(logits.offset(row, e)))));
-      const float value = score.back() + bias.load(bias.offset(e));
+      const float added = bias.load(bias.offset(e));
+      const float value = score.back() + (bias_bf16 ? to_float(to_bf16(added)) : added);
       choice.push_back(value == value ? value : kLost);
     }
     for (int64_t g = 0; g < groups; ++g) {
@@ -68,6 +70,11 @@ struct RouterRow {
   }
 };
 
+// The shared expert is one more choice of every token, after the k routed ones.
+bool fuses_shared(const OpCall& call) {
+  return call.attr().integer_or("fused_shared", 0) != 0;
+}
+
 void model(const OpCall& call) {
   const TensorView& ids = call.view(Router::kIds);
   const TensorView& weights = call.view(Router::kWeights);
@@ -85,6 +92,9 @@ void model(const OpCall& call) {
       weights.store(weights.offset(t, j),
                     (call.attr().flag("norm_topk") ? score / (sum + kernels::kRouterSumFloor) : score) * scaling);
     }
+    if (!fuses_shared(call)) continue;
+    ids.store_index(ids.offset(t, k), static_cast<int64_t>(row.choice.size()));
+    weights.store(weights.offset(t, k), 1.0f / scaling * scaling);
   }
 }
 
@@ -116,6 +126,12 @@ std::optional<OpKind::SelectionProblem> selection(const OpCall& call, int64_t li
                                         fmt::format("row {}: expert {} has a choice score of {}, the {}-th best is {}",
                                                     t, expert, choice, k, threshold)};
     }
+    if (!fuses_shared(call)) continue;
+    const int64_t at = ids.offset(t, k);
+    if (ids.load_index(at) != static_cast<int64_t>(row.choice.size()))
+      return OpKind::SelectionProblem{Router::kIds, at,
+                                      fmt::format("row {}: expert {} stands where the shared expert, {}, belongs", t,
+                                                  ids.load_index(at), row.choice.size())};
   }
   return std::nullopt;
 }
@@ -137,6 +153,8 @@ KernelResult run(const OpCall& call) {
                                                           .topk_group = attributes.integer("topk_group"),
                                                           .norm_topk = attributes.flag("norm_topk"),
                                                           .scaling = static_cast<float>(attributes.real("scaling")),
+                                                          .bias_bf16 = attributes.integer_or("router_bias", 0) != 0,
+                                                          .fused_shared = fuses_shared(call),
                                                           .logits_stride = logits.stride[0],
                                                           .ids_stride = call.view(Router::kIds).stride[0],
                                                           .weights_stride = call.view(Router::kWeights).stride[0],
@@ -151,7 +169,7 @@ const RegisterKind kRegisterKind(OpKind{
                  output("weights")},
     .model = model,
     .selection = selection,
-    .structure = {"k", "n_group", "topk_group", "norm_topk", "scaling"}});
+    .structure = {"k", "n_group", "topk_group", "norm_topk", "scaling", "router_bias"}});
 
 const RegisterKernel kKernel(Kernel{.name = "moe_fused_gate",
                                     .kind = Router::kName,

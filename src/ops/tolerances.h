@@ -48,6 +48,8 @@ inline constexpr ToleranceRow kTolerances[] = {
     {"moe_combine", "F32", {1e-5, 16 * kF32Step}, "a float sum of k terms that cancel"},
     // quantize.cpp
     {"quantize_fp4", "*", {0, 0}, "the same IEEE operations in the same order: equal codes, equal scales"},
+    {"quantize_fp4_experts", "*", {0, 0}, "the same IEEE operations in the same order: equal codes, equal scales"},
+    {"round_fp8", "*", {0, 0}, "one rounding to e4m3, whose values bf16 and float hold: equal"},
     // elementwise.cpp
     {"silu_mul", "BF16", {1e-6, kBf16Step}, "one rounding to bf16 of a few float operations"},
     {"silu_mul", "F32", {1e-7, 16 * kF32Step}, "exp agrees to a few last bits, then three float operations"},
@@ -75,6 +77,9 @@ inline constexpr ToleranceRow kTolerances[] = {
     // rope.cpp
     {"rope", "BF16", {1e-5, kBf16Step}, "one rounding to bf16; the sum of two products cancels"},
     {"rope", "F32", {2e-6, 8 * kF32Step}, "the sum of two products cancels; sines of equal angles agree to a last bit"},
+    // hadamard.cpp
+    {"hadamard", "BF16", {1e-5, kBf16Step}, "one rounding to bf16 of a float sum of both signs in another order"},
+    {"hadamard", "F32", {1e-5, 16 * kF32Step}, "a float sum of both signs in another order"},
     // cache_write.cpp, cache_gather.cpp, cache_requantize.cpp
     {"cache_write", "*", {0, 2 * kF32Step}, "the same IEEE operations in the same order: equal codes, equal scales"},
     {"cache_gather", "*", {0, 2 * kF32Step}, "a code times its scale, one rounding: equal"},

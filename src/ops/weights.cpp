@@ -85,8 +85,13 @@ void dequantize_codes(const TensorView& codes, const TensorView& scales, int64_t
 }
 
 float largest_scalar(const Argument& argument) {
-  float largest = argument.view().load(0);
-  for (const TensorView& view : argument.views) {
+  return largest_scalar(argument, 0, static_cast<int64_t>(argument.views.size()));
+}
+
+float largest_scalar(const Argument& argument, int64_t group, int64_t each) {
+  const auto views = argument.views.subspan(static_cast<size_t>(group * each), static_cast<size_t>(each));
+  float largest = views.front().load(0);
+  for (const TensorView& view : views) {
     const float value = view.load(0);
     if (value > largest || value != value) largest = value;
   }

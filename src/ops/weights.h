@@ -40,6 +40,8 @@ void dequantize_codes(const TensorView& codes, const TensorView& scales, int64_t
 
 // A scalar operand's maximum over its list. NaN wins, as in torch.max.
 float largest_scalar(const Argument& argument);
+// Of the `each` views of group `group`.
+float largest_scalar(const Argument& argument, int64_t group, int64_t each);
 
 // A rank 2 view's row as floats.
 void load_row(const TensorView& view, int64_t row, float* out);

@@ -59,3 +59,21 @@ TEST_CASE("released pages are used again, and the row keeps its stale slots") {
   REQUIRE(again);
   CHECK(p.pool.grow(*again, 128));
 }
+
+TEST_CASE("high placement gives the pages with the highest numbers, also after some came back") {
+  Pool p;
+  RequestPool pool(p.shape, p.table, 7, SlotPlacement::kHigh);
+  const auto first = pool.admit();
+  REQUIRE(pool.grow(*first, 65));
+  CHECK(pool.slot(*first, 0) == 192);
+  CHECK(pool.slot(*first, 63) == 255);
+  CHECK(pool.slot(*first, 64) == 128);
+  const auto second = pool.admit();
+  REQUIRE(pool.grow(*second, 1));
+  CHECK(pool.slot(*second, 0) == 64);
+  pool.release(*first);
+  pool.release(*second);
+  const auto again = pool.admit();
+  REQUIRE(pool.grow(*again, 1));
+  CHECK(pool.slot(*again, 0) == 192);
+}

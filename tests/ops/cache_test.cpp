@@ -187,3 +187,44 @@ TEST_CASE("requantizing refuses a pool that is packed already") {
   REQUIRE(fault);
   CHECK(fault->verdict == "launch-failure");
 }
+
+TEST_CASE("index keys with power-of-two scales: the smallest power that holds the key, and the same codes' meaning") {
+  constexpr int64_t kDim = 32;
+  const CacheGeometry geometry = geometry_of(Format::kIndexFp8, 64, kDim, 0, 64);
+  const auto scale_at = [&](const Tensor& pool, int64_t slot) {
+    float scale = 0;
+    std::memcpy(&scale, pool.view().data + slot_bytes(geometry, slot)[1].begin, sizeof scale);
+    return scale;
+  };
+  Random random(41);
+  for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32}) {
+    Tensor x = random.values(dtype, {4, kDim}, 5);
+    for (int64_t d = 0; d < kDim; ++d) {
+      x.view().store(d, 0);                                  // below the floor of 1e-4
+      x.view().store(kDim + d, d == 3 ? -448.0f : 1.0f);     // amax / 448 = 1, a power already
+      x.view().store(2 * kDim + d, d == 3 ? 450.0f : 1.0f);  // just above
+    }
+    const Tensor slots = integers({4}, {0, 1, 2, 63});
+    Tensor pool(Dtype::kU8, {geometry.total_bytes()});
+    pool.fill(0);
+    OpHarness op(CacheWrite::kName);
+    op.add(x).add(slots).add_cache(pool, geometry).attributes().set("ue8m0", true);
+    op.require_agreement("store_index_k", CacheWrite::kCache, pool);
+    Tensor expected(pool);
+    op.replace(CacheWrite::kCache, expected);
+    op.run_model();
+    CHECK(pool.same_bytes(expected));
+    CHECK(scale_at(pool, 0) == 0x1p-22f);  // 1e-4 / 448 = 2.2e-7
+    CHECK(scale_at(pool, 1) == 1.0f);
+    CHECK(scale_at(pool, 2) == 2.0f);
+    std::vector<float> decoded(kDim);
+    decode_slot(geometry, pool.view().data, 63, decoded.data());
+    const float scale = scale_at(pool, 63);
+    int exponent = 0;
+    CHECK(std::frexp(scale, &exponent) == 0.5f);
+    for (int64_t d = 0; d < kDim; ++d) {
+      const float value = x.at(3 * kDim + d);
+      CHECK(std::abs(decoded[static_cast<size_t>(d)] - value) <= std::abs(value) * 0x1p-4f + scale * 0x1p-9f);
+    }
+  }
+}

@@ -95,3 +95,32 @@ TEST_CASE("a NaN key gives NaN scores, a page index past the pool is recorded") 
   CHECK(std::isnan(c.out.at(5)));
   CHECK(std::isfinite(c.out.at(6)));
 }
+
+TEST_CASE("queries in FP8 are quantised a head, their scale in the head's weight, with either kind of scale") {
+  for (const bool ue8m0 : {false, true})
+    for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32}) {
+      Case c(dtype, Format::kIndexFp8, 4, 32, {1, 65, 140}, 51);
+      REQUIRE(!c.op.run("mqa_logits"));
+      const Tensor unquantised(c.out);
+      c.op.attributes().set("query_fp8", true).set("query_ue8m0", ue8m0);
+      c.op.require_agreement("mqa_logits", IndexScores::kOut, c.out);
+      CHECK_FALSE(c.out.same_bytes(unquantised));
+
+      // The same scores from a query that was quantised beforehand.
+      Tensor rounded(Dtype::kF32, {c.tokens, 4, 32});
+      std::vector<float> head(32);
+      for (int64_t i = 0; i < c.tokens * 4; ++i) {
+        for (int64_t d = 0; d < 32; ++d) head[static_cast<size_t>(d)] = c.q.at(i * 32 + d);
+        const float scale = quantize_index_values(head.data(), 32, ue8m0);
+        for (int64_t d = 0; d < 32; ++d) rounded.view().store(i * 32 + d, head[static_cast<size_t>(d)] * scale);
+      }
+      Tensor expected(c.out);
+      c.op.attributes().set("query_fp8", false);
+      c.op.replace(IndexScores::kQ, rounded);
+      c.op.replace(IndexScores::kOut, expected);
+      c.op.run_model();
+      const Tolerance tolerance = tolerance_for(IndexScores::kName, Dtype::kF32);
+      for (int64_t i = 0; i < c.out.view().elements(); ++i)
+        CHECK(std::abs(c.out.at(i) - expected.at(i)) <= tolerance.atol + tolerance.rtol * std::abs(expected.at(i)));
+    }
+}

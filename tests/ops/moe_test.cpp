@@ -231,3 +231,42 @@ TEST_CASE("expert products declare the rows of each token's experts, and serve t
   CHECK(kernel_serving("moe_runner_backend", "marlin", ExpertLinear::kName) != nullptr);
   CHECK(kernel_serving("moe_runner_backend", "cutlass", ExpertLinearW4A4::kName) == nullptr);
 }
+
+TEST_CASE("W4A4 experts with input scales of their own multiply each row by its expert's") {
+  Random random(21);
+  constexpr int64_t kTokens = 9, kTopK = 2, kWidth = 6, kColumns = 32, kStacked = 2;
+  const Routing r(kTokens, kTopK, random);
+  const WeightList weights = expert_weights(Precision::kNvfp4, random, kStacked, kWidth, kColumns);
+  const Tensor codes = random_codes(random, kTokens * kTopK, kColumns);
+  const Tensor scales = random_scales(random, kTokens * kTopK, kColumns);
+  std::vector<Tensor> scalars;
+  for (int64_t i = 0; i < kExperts * kStacked; ++i) scalars.push_back(scalar(0.25f * static_cast<float>(1 + i)));
+  const auto run = [&](bool per_expert, const std::vector<TensorView>& input_scales, bool agree) {
+    Tensor out(Dtype::kF32, {kTokens * kTopK, kStacked * kWidth});
+    OpHarness op(ExpertLinearW4A4::kName);
+    op.add(codes).add(scales).add(r.order).add(r.offsets);
+    weights.add_to(op);
+    op.add_list(input_scales).add(out);
+    set_experts(op, kTopK, kStacked, false);
+    op.attributes().set("per_expert", per_expert);
+    if (agree) op.require_agreement("flashinfer_cutlass", ExpertLinearW4A4::kOut, out);
+    REQUIRE(!op.run("flashinfer_cutlass"));
+    Tensor spec(out);
+    op.replace(ExpertLinearW4A4::kOut, spec);
+    op.run_spec("flashinfer_cutlass");
+    const Tolerance tolerance = tolerance_for(ExpertLinearW4A4::kName, Dtype::kF32);
+    for (int64_t i = 0; i < out.view().elements(); ++i)
+      CHECK(std::abs(out.at(i) - spec.at(i)) <= tolerance.atol + tolerance.rtol * std::abs(spec.at(i)));
+    return out;
+  };
+  const Tensor own = run(true, views_of(scalars), true);
+  const Tensor one = scalar(1.0f);
+  const Tensor unscaled = run(false, {one.view()}, false);
+  for (int64_t row = 0; row < kTokens * kTopK; ++row) {
+    const float factor = 0.25f * static_cast<float>(2 * r.ids.integer(row) + 2);  // the second of its two
+    for (int64_t c = 0; c < kStacked * kWidth; ++c) {
+      const float expected = unscaled.at(row * kStacked * kWidth + c) * factor;
+      CHECK(std::abs(own.at(row * kStacked * kWidth + c) - expected) <= 1e-5f * std::abs(expected));
+    }
+  }
+}

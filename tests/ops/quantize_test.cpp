@@ -104,3 +104,68 @@ TEST_CASE("values past the range saturate") {
   CHECK(scale_code(q, 0) == 0x7E);
   CHECK(code_byte(q, 0) == 0xF7);
 }
+
+TEST_CASE("rows that go to experts are quantised with their expert's own input scale, the larger of its projections") {
+  Random random(11);
+  constexpr int64_t kTokens = 5, kTopK = 2, kColumns = 48, kStacked = 2;
+  const float scale_of[] = {0.001f, 0.002f, 0.004f};
+  const Tensor scalars[] = {scalar(0.001f), scalar(0.0005f), scalar(0.0001f),
+                            scalar(0.002f), scalar(0.004f),  scalar(0.003f)};
+  std::vector<TensorView> list;
+  for (const Tensor& each : scalars) list.push_back(each.view());
+  for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32})
+    for (const bool x_per_token : {true, false}) {
+      const Tensor x = random.values(dtype, {x_per_token ? kTokens : kTokens * kTopK, kColumns}, 3);
+      const Tensor ids = integers({kTokens, kTopK}, {0, 1, 1, 2, 2, 0, 0, 2, 1, 0});
+      Tensor codes(Dtype::kU8, {kTokens * kTopK, kColumns / 2});
+      Tensor scales(Dtype::kF8E4M3, {kTokens * kTopK, kColumns / 16});
+      OpHarness op(ops::QuantizeFp4Experts::kName);
+      op.add(x).add(ids).add_list(list).add(codes).add(scales);
+      op.attributes().set("k", kTopK).set("stacked", kStacked).set("x_per_token", x_per_token);
+      op.require_agreement("scaled_fp4_experts_quant", ops::QuantizeFp4Experts::kCodes, codes);
+      op.require_agreement("scaled_fp4_experts_quant", ops::QuantizeFp4Experts::kScales, scales);
+      for (int64_t expert = 0; expert < 3; ++expert) {
+        const Quantized alone = quantize(x, scale_of[expert]);
+        for (int64_t r = 0; r < kTokens * kTopK; ++r) {
+          if (ids.integer(r) != expert) continue;
+          const int64_t from = x_per_token ? r / kTopK : r;
+          for (int64_t i = 0; i < kColumns / 2; ++i)
+            CHECK(codes.view().as<uint8_t>()[r * kColumns / 2 + i] == code_byte(alone, from * kColumns / 2 + i));
+        }
+      }
+    }
+}
+
+TEST_CASE("the checked quantiser of experts' rows records an expert that does not exist") {
+  Random random(12);
+  const Tensor x = random.values(Dtype::kF32, {1, 16});
+  const Tensor ids = integers({1, 2}, {0, 7});
+  const Tensor one = scalar(0.001f);
+  const Tensor codes(Dtype::kU8, {2, 8});
+  const Tensor scales(Dtype::kF8E4M3, {2, 1});
+  OpHarness op(ops::QuantizeFp4Experts::kName);
+  op.add(x).add(ids).add_list({one.view()}).add(codes).add(scales);
+  op.attributes().set("k", 2).set("stacked", 1).set("x_per_token", true);
+  const kernels::AccessLog log = op.run_checked("scaled_fp4_experts_quant");
+  REQUIRE(log.count > 0);
+  CHECK(log.first[0].operand == ops::QuantizeFp4Experts::kIds);
+  CHECK(log.first[0].index == 7);
+  CHECK(log.first[0].extent == 1);
+}
+
+TEST_CASE("a query in FP8 is each value's nearest e4m3, saturated at 448") {
+  for (const Dtype dtype : {Dtype::kBF16, Dtype::kF32}) {
+    Tensor x(dtype, {1, 2, 4});
+    const float values[] = {1000, -1000, 1.0625f, 0.3f, 0, -448, 17, std::nanf("")};
+    for (int64_t i = 0; i < 8; ++i) x.view().store(i, values[i]);
+    Tensor out(dtype, {1, 2, 4});
+    OpHarness op(ops::RoundFp8::kName);
+    op.add(x).add(out);
+    REQUIRE(!op.run("quantize_q"));
+    const float expected[] = {448, -448, 1, 0.3125f, 0, -448, 16};
+    for (int64_t i = 0; i < 7; ++i) CHECK(out.at(i) == expected[i]);
+    CHECK(std::isnan(out.at(7)));
+    x.view().store(7, 3);
+    op.require_agreement("quantize_q", ops::RoundFp8::kOut, out);
+  }
+}

@@ -150,3 +150,44 @@ TEST_CASE("the router's selection check looks at live rows only") {
   CHECK(f.selection());
   CHECK(!op_kind(Router::kName).selection(f.op.call(), 0));
 }
+
+TEST_CASE("a bias rounded to bf16 changes the choice, not the weights' arithmetic, and is the model's structure") {
+  // bf16 has steps of 2^-5 at 7: both biases become 7, and the better score wins.
+  Tensor bias(Dtype::kF32, {2});
+  bias.view().store(0, 7.001f);
+  bias.view().store(1, 7.012f);
+  Fixture f(row({0.01f, 0.0f}), bias, 1);
+  REQUIRE(!f.op.run("moe_fused_gate"));
+  CHECK(f.ids.integer(0) == 1);
+  f.op.attributes().set("router_bias", true);
+  REQUIRE(!f.op.run("moe_fused_gate"));
+  CHECK(f.ids.integer(0) == 0);
+  CHECK_FALSE(f.selection());
+  f.op.require_agreement("moe_fused_gate", Router::kWeights, f.weights);
+  f.op.attributes().set("router_bias", false);
+  CHECK(f.selection());  // without the rounding the choice is wrong
+  const auto& structure = op_kind(Router::kName).structure;
+  CHECK(std::count(structure.begin(), structure.end(), "router_bias") == 1);
+}
+
+TEST_CASE("a fused shared expert is the last choice of every token, with weight 1") {
+  Random random(31);
+  constexpr int64_t kRows = 6, kRouted = 2;
+  Fixture apart(random.values(Dtype::kF32, {kRows, 8}), near_seven(random, 8), kRouted);
+  REQUIRE(!apart.op.run("moe_fused_gate"));
+  Fixture f(apart.logits, apart.bias, kRouted + 1);
+  f.op.attributes().set("k", kRouted).set("fused_shared", true);
+  f.op.require_agreement("moe_fused_gate", Router::kWeights, f.weights);
+  for (int64_t t = 0; t < kRows; ++t) {
+    for (int64_t j = 0; j < kRouted; ++j) {
+      CHECK(f.ids.integer(t * (kRouted + 1) + j) == apart.ids.integer(t * kRouted + j));
+      CHECK(f.weights.at(t * (kRouted + 1) + j) == apart.weights.at(t * kRouted + j));
+    }
+    CHECK(f.ids.integer(t * (kRouted + 1) + kRouted) == 8);
+    CHECK(f.weights.at(t * (kRouted + 1) + kRouted) == 1.0f);
+  }
+  CHECK_FALSE(f.selection());
+  f.ids.view().store_index(kRouted, 3);
+  REQUIRE(f.selection());
+  CHECK(f.selection()->at == kRouted);
+}
