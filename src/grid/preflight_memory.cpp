@@ -41,4 +41,29 @@ MemoryPlan plan_memory(const ShapeInfo& shape, Arch arch, const MemoryRequest& r
   return plan;
 }
 
+Cited memory_problem(const MemoryPlan& plan, const Profile& profile) {
+  constexpr double kGB = 1e9;
+  const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) / kGB; };
+  const std::string numbers =
+      fmt::format("{} GPUs of {:.0f} GB: {:.1f} GB weights, {} tokens of {} bytes, {:.2f} GB logits", plan.gpus,
+                  gb(plan.gpu_bytes), gb(plan.weights), plan.pool_tokens, plan.bytes_per_token, gb(plan.logits));
+  if (plan.room && *plan.room <= plan.longest_context)
+    return {fmt::format("\"{}\" ({})", profile.pool_memory.text, numbers), profile.pool_memory.source};
+  return {"memory: " + numbers, "the bytes of nvidia/GLM-5-NVFP4 and of its cache (docs/axes.md)"};
+}
+
+std::vector<Cited> offset_problems(const MemoryPlan& plan, const ShapeInfo& shape, Format kv_format, bool gathers,
+                                   bool index_keys, const Profile& profile) {
+  constexpr int64_t kInt32 = int64_t{1} << 31;
+  std::vector<Cited> problems;
+  const auto check = [&](bool runs, int64_t token_bytes, const Cited& rule) {
+    if (runs && plan.pool_tokens * token_bytes > kInt32)
+      problems.push_back({fmt::format("a pool of {} tokens: {}", plan.pool_tokens, rule.text), rule.source});
+  };
+  const CacheGeometry rows{.format = kv_format, .latent = shape.kv_lora_rank, .rope = shape.qk_rope_head_dim};
+  check(gathers, rows.row_bytes(), profile.gather_overflow);
+  check(index_keys, shape.index_head_dim + static_cast<int64_t>(sizeof(float)), profile.index_overflow);
+  return problems;
+}
+
 }  // namespace faultline

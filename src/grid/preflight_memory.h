@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "grid/profile.h"
 #include "grid/resolve.h"
@@ -34,5 +35,13 @@ struct MemoryRequest {
   double mem_fraction_static = 0;  // 0: not said
 };
 MemoryPlan plan_memory(const ShapeInfo& shape, Arch arch, const MemoryRequest& request);
+
+// Why a plan does not fit, with its numbers.
+Cited memory_problem(const MemoryPlan& plan, const Profile& profile);
+
+// Kernels whose int32 offsets overflow in a pool of this size: the gather that decodes a packed pool, and the store of
+// index keys in FP8, where the row runs them.
+std::vector<Cited> offset_problems(const MemoryPlan& plan, const ShapeInfo& shape, Format kv_format, bool gathers,
+                                   bool index_keys, const Profile& profile);
 
 }  // namespace faultline

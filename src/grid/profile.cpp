@@ -130,6 +130,13 @@ Profile common_rules() {
   p.router_bias = {"with modelopt_fp4 this MoE runner takes the router's correction bias in BF16",
                    "sglang models/deepseek_v2.py MoEGate (2026 copy); sglang #37133, #31001"};
   p.router_bias_runners = {"flashinfer_trtllm"};
+  p.gate_up_scale = {"this MoE runner takes gate's weight_scale_2 for up as well, with a warning where they differ",
+                     "sglang 93109cc layers/quantization/modelopt_quant.py:1703"};
+  p.gate_up_scale_runners = {"flashinfer_trtllm", "flashinfer_cutlass", "cutlass"};
+  p.index_hadamard = {"the indexer's queries and keys pass a Hadamard transform after RoPE",
+                      "sglang 93109cc layers/attention/nsa/nsa_indexer.py:135, 143"};
+  p.index_query = {"the indexer's queries are quantised to e4m3, one scale a head",
+                   "sglang 93109cc layers/attention/nsa/tilelang_kernel.py:32-132"};
   p.expert_input_scales = {"this MoE runner has an input scale for each expert",
                            "sglang 93109cc layers/quantization/modelopt_quant.py:1713-1720"};
   p.expert_input_scale_runners = {"cutlass"};

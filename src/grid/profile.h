@@ -87,6 +87,10 @@ struct Profile {
   std::vector<std::string> fusion_off_runners;  // …these
   Cited router_bias;                            // the router's bias in BF16, with these runners
   std::vector<std::string> router_bias_runners;
+  Cited gate_up_scale;  // up's own scale ignored, with these runners
+  std::vector<std::string> gate_up_scale_runners;
+  Cited index_hadamard;       // the indexer's queries and keys are rotated
+  Cited index_query;          // its queries are quantised as its keys are
   Cited expert_input_scales;  // one input scale an expert, with these runners; others have one for all
   std::vector<std::string> expert_input_scale_runners;
   Cited query_in_fp8;                     // trtllm kernels over an FP8 cache

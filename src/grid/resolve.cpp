@@ -411,6 +411,8 @@ class Resolver {
     };
     if (runs_with(profile_.expert_input_scale_runners))
       prefer("experts_input_scale", "per_expert", "shared", profile_.expert_input_scales, experts);
+    if (runs_with(profile_.gate_up_scale_runners))
+      prefer("gate_up_scale", "first", "own", profile_.gate_up_scale, experts);
     if (runs_with(profile_.router_bias_runners)) prefer("router_bias", "bf16", "f32", profile_.router_bias, experts);
   }
 
@@ -450,8 +452,10 @@ class Resolver {
   // What the engine is told beside kernels and formats. A value that was asked for and that the engine lacks makes the
   // row unsupported; what the server would do by itself is approximated, and said.
   void choose_engine() {
-    for (const auto& [key, value] : {std::pair{"experts_input_scale", "shared"}, std::pair{"router_bias", "f32"},
-                                     std::pair{"query_format", "bf16"}, std::pair{"prefill_form", "absorbed"}})
+    for (const auto& [key, value] :
+         {std::pair{"experts_input_scale", "shared"}, std::pair{"router_bias", "f32"},
+          std::pair{"query_format", "bf16"}, std::pair{"prefill_form", "absorbed"}, std::pair{"gate_up_scale", "own"},
+          std::pair{"index_hadamard", "off"}, std::pair{"index_query", "bf16"}})
       result_.resolved.emplace(key, value);
     if (quantizes_query_ && !reference_) prefer("query_format", "fp8", "bf16", profile_.query_in_fp8, "trtllm");
     const std::string& tokens = default_for(profile_.dense_prefill, target_.arch).value;
@@ -474,6 +478,8 @@ class Resolver {
       effect("scale_format") = kNoEffect;
       return;
     }
+    prefer("index_hadamard", "on", "off", profile_.index_hadamard, "nsa");
+    prefer("index_query", "fp8", "bf16", profile_.index_query, "nsa");
     effect("scale_format") = asked("scale_format");
     if (asked("scale_format") != "ue8m0") return;
     require("scale_format", "index_scales", "ue8m0");
@@ -524,35 +530,18 @@ class Resolver {
     const bool known = target_.rules || shape_.gpu_memory > 0;
     MemoryRequest request{.kv_format = kv_format_, .tp = number("tp"), .max_total_tokens = number("max_total_tokens")};
     const std::string& fraction = asked("mem_fraction_static");
-    if (fraction != kAuto) request.mem_fraction_static = std::stod(fraction);
-    if (!known) request.mem_fraction_static = 0;
+    if (fraction != kAuto && known) request.mem_fraction_static = std::stod(fraction);
     ShapeInfo probes = shape_;
-    if (number("batch") > 0) probes.largest_batch = number("batch");
+    probes.largest_batch = decode_batch();
     const MemoryPlan plan = plan_memory(probes, target_.arch, request);
-    if (!reference_) check_offsets(plan.pool_tokens);
-    if (!known || plan.fits() || reference_) return;
-    constexpr double kGB = 1e9;
-    const auto gb = [&](int64_t bytes) { return static_cast<double>(bytes) / kGB; };
-    const std::string numbers =
-        fmt::format("{} GPUs of {:.0f} GB: {:.1f} GB weights, {} tokens of {} bytes, {:.2f} GB logits", plan.gpus,
-                    gb(plan.gpu_bytes), gb(plan.weights), plan.pool_tokens, plan.bytes_per_token, gb(plan.logits));
-    if (plan.room && *plan.room <= plan.longest_context)
-      missing(fmt::format("mem_fraction_static={}: \"{}\" ({})", fraction, profile_.pool_memory.text, numbers),
-              profile_.pool_memory.source);
-    else
-      missing("memory: " + numbers, "the checkpoint's and the cache's bytes (src/grid/shape.h, preflight_memory.h)");
-  }
-
-  void check_offsets(int64_t pool_tokens) {
-    constexpr int64_t kInt32 = int64_t{1} << 31;
-    const CacheGeometry rows{.format = kv_format_, .latent = shape_.kv_lora_rank, .rope = shape_.qk_rope_head_dim};
-    if (effect("prefill_gathers") == "on" && pool_tokens * rows.row_bytes() > kInt32)
-      missing(fmt::format("a pool of {} tokens: {}", pool_tokens, profile_.gather_overflow.text),
-              profile_.gather_overflow.source);
-    const int64_t key_bytes = shape_.index_head_dim + static_cast<int64_t>(sizeof(float));
-    if (effect("indexer") == "on" && kv_format_ != Format::kKvF32 && pool_tokens * key_bytes > kInt32)
-      missing(fmt::format("a pool of {} tokens: {}", pool_tokens, profile_.index_overflow.text),
-              profile_.index_overflow.source);
+    if (reference_) return;
+    const bool index_keys = effect("indexer") == "on" && kv_format_ != Format::kKvF32;
+    for (const Cited& problem :
+         offset_problems(plan, shape_, kv_format_, effect("prefill_gathers") == "on", index_keys, profile_))
+      missing(problem.text, problem.source);
+    if (!known || plan.fits()) return;
+    const Cited problem = memory_problem(plan, profile_);
+    missing(problem.text, problem.source);
   }
 
   void choose_rest() {

@@ -53,7 +53,8 @@ struct ShapeInfo {
 //   indexer_rope_interleaved, rope_enabled   on, off; the two interleaved keys: on = as the checkpoint says
 //   rope_theta                               "checkpoint" or a number
 //   fp4_linear, fp4_experts                  "w4a4", "weight_only"
-//   index_scales, query_format, shared_experts, experts_input_scale, router_bias, prefill_form
+//   index_scales, index_hadamard, index_query, query_format, shared_experts, experts_input_scale, gate_up_scale,
+//   router_bias, prefill_form
 //                                            settings of the engine (build_features.h lists what this build does)
 //   sampling                                 kernel of kind "sample"
 //   chunk                                    "probe" or tokens, 0: whole
