@@ -50,7 +50,15 @@ struct SplitAttentionBody {
   }
 };
 
-template <class T, bool kChecked>
+// Into how many splits a dense kernel cuts a row of `length` keys: never into one without a block.
+FAULTLINE_HD inline int64_t dense_splits(int64_t length, int64_t splits) {
+  const int64_t blocks = (length + kSplitKeys - 1) / kSplitKeys;
+  if (blocks < 1) return 1;
+  return blocks < splits ? blocks : splits;
+}
+
+// kDense: rows have dense_splits() splits, and one with a single split was written already (flashmla_dense.h).
+template <class T, bool kChecked, bool kDense = false>
 struct CombineBody {
   AttentionOperands<T> operands;
   AccessLog* log = nullptr;
@@ -62,6 +70,11 @@ struct CombineBody {
     const int64_t token = block.index(0);
     const int64_t head = block.index(1);
     const int64_t latent = operands.layout.latent;
+    int64_t splits = operands.splits;
+    if constexpr (kDense) {
+      splits = dense_splits(open<kChecked>(operands.lengths, log, block).load(token), splits);
+      if (splits == 1) return;
+    }
     const auto record = [&](int64_t split) {
       return ((token * operands.splits + split) * operands.heads + head) * (latent + 2);
     };
@@ -70,12 +83,12 @@ struct CombineBody {
     block.for_each_thread([&](int t) {
       if (t != 0) return;
       float largest = kFlashMlaInitialMax;
-      for (int64_t s = 0; s < operands.splits; ++s) {
+      for (int64_t s = 0; s < splits; ++s) {
         const float value = scratch.load(record(s) + latent);
         if (value > largest) largest = value;
       }
       float sum = 0;
-      for (int64_t s = 0; s < operands.splits; ++s) {
+      for (int64_t s = 0; s < splits; ++s) {
         factors[s] = expf(scratch.load(record(s) + latent) - largest);
         sum += factors[s] * scratch.load(record(s) + latent + 1);
       }
@@ -84,13 +97,21 @@ struct CombineBody {
     block.for_each_thread([&](int t) {
       for (int64_t c = t; c < latent; c += block.threads()) {
         float sum = 0;
-        for (int64_t s = 0; s < operands.splits; ++s) sum += factors[s] * scratch.load(record(s) + c);
+        for (int64_t s = 0; s < splits; ++s) sum += factors[s] * scratch.load(record(s) + c);
         out.store(token * operands.out_token_stride + head * operands.out_head_stride + c,
                   narrow<T>(total[0] == 0 ? 0.0f : sum / total[0]));
       }
     });
   }
 };
+
+template <class T, bool kChecked, bool kDense>
+void launch_combine(const LaunchContext& context, const AttentionOperands<T>& operands) {
+  if (operands.splits == 1) return;
+  const size_t shared_bytes = static_cast<size_t>(operands.splits + 1) * sizeof(float);
+  launch(context, Grid{operands.tokens, operands.heads}, kCombineThreads, shared_bytes,
+         CombineBody<T, kChecked, kDense>{operands, context.log});
+}
 
 template <class T, bool kChecked>
 void launch_split_attention(const LaunchContext& context, const AttentionOperands<T>& operands) {
@@ -101,10 +122,7 @@ void launch_split_attention(const LaunchContext& context, const AttentionOperand
       AttentionTile<T, kSplitKeys, kSplitHeads, kChecked, HostBlock>::shared_bytes(operands.layout);
   const Grid grid{operands.tokens, (operands.heads + kSplitHeads - 1) / kSplitHeads, operands.splits};
   launch(context, grid, kAttentionThreads, shared_bytes, SplitAttentionBody<T, kChecked>{operands, context.log});
-  if (operands.splits == 1) return;
-  const size_t combine_bytes = static_cast<size_t>(operands.splits + 1) * sizeof(float);
-  launch(context, Grid{operands.tokens, operands.heads}, kCombineThreads, combine_bytes,
-         CombineBody<T, kChecked>{operands, context.log});
+  launch_combine<T, kChecked, false>(context, operands);
 }
 
 }  // namespace faultline::kernels

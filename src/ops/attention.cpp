@@ -6,18 +6,13 @@
 #include "kernels/dense_attention.h"
 #include "kernels/sparse_attention.h"
 #include "kernels/split_attention.h"
-#include "ops/kernel_operands.h"
-#include "ops/kinds.h"
-#include "ops/operands.h"
-#include "ops/tolerances.h"
+#include "ops/attention_kernels.h"
 
 namespace faultline {
 namespace {
 
+using namespace attention;
 using ops::Attention;
-
-// `index_form` of dense attention: what leads from key c of a token to its row.
-enum class IndexForm : int64_t { kPageTable = 1, kRagged = 2 };
 
 bool is_dense(const OpCall& call) {
   return call.attr().integer_or("dense", 0) != 0;
@@ -37,7 +32,7 @@ std::vector<int64_t> slots_of(const OpCall& call, int64_t token, int64_t capacit
   }
   const TensorView& lengths = call.view(Attention::kLengths);
   const int64_t length = lengths.load_index(lengths.offset(token));
-  if (static_cast<IndexForm>(call.attr().integer("index_form")) == IndexForm::kRagged) {
+  if (index_form(call) == IndexForm::kRagged) {
     const TensorView& offsets = call.view(Attention::kRaggedOffsets);
     for (int64_t c = 0; c < length; ++c) add(offsets.load_index(offsets.offset(token)) + c);
     return slots;
@@ -87,54 +82,13 @@ void attention_model(const OpCall& call) {
   }
 }
 
-template <class T>
-kernels::AttentionOperands<T> attention_operands(const OpCall& call) {
-  const TensorView& q = call.view(Attention::kQ);
-  const TensorView& out = call.view(Attention::kOut);
-  const auto row_stride = [&](int operand) {
-    return call.argument(operand).present() ? call.view(operand).stride[0] : int64_t{0};
-  };
-  kernels::AttentionOperands<T> operands;
-  operands.q = kernel_operand<T>(call, Attention::kQ);
-  operands.pool = kernel_pool(call, Attention::kCache);
-  operands.indices = optional_operand<int32_t>(call, Attention::kIndices);
-  operands.page_table = optional_operand<int32_t>(call, Attention::kPageTable);
-  operands.row_to_request = optional_operand<int32_t>(call, Attention::kRowToRequest);
-  operands.lengths = optional_operand<int32_t>(call, Attention::kLengths);
-  operands.ragged_offsets = optional_operand<int32_t>(call, Attention::kRaggedOffsets);
-  operands.scratch = optional_operand<float>(call, Attention::kScratch);
-  operands.out = kernel_operand<T>(call, Attention::kOut);
-  operands.layout = kernel_layout(*call.argument(Attention::kCache).geometry);
-  operands.tokens = q.dim(0);
-  operands.heads = q.dim(1);
-  operands.topk = call.attr().integer_or("topk", 0);
-  operands.splits = std::max<int64_t>(call.attr().integer_or("splits", 1), 1);
-  operands.q_token_stride = q.stride[0];
-  operands.q_head_stride = q.stride[1];
-  operands.index_stride = row_stride(Attention::kIndices);
-  operands.page_table_stride = row_stride(Attention::kPageTable);
-  operands.out_token_stride = out.stride[0];
-  operands.out_head_stride = out.stride[1];
-  operands.scale = static_cast<float>(call.attr().real("scale"));
-  return operands;
-}
-
-// What a followed backend's launcher refuses: the dtype check of its cache.
-KernelResult refused(const OpCall& call, std::string_view kernel_name) {
-  const Format format = call.argument(Attention::kCache).geometry->format;
-  const std::vector<Format>& accepted = find_kernel(Attention::kName, kernel_name)->cache_formats;
-  if (std::find(accepted.begin(), accepted.end(), format) != accepted.end()) return std::nullopt;
-  return KernelFault{"launch-failure", fmt::format("{} does not take a {} cache", kernel_name, format_name(format))};
-}
-
 template <bool kTrustsLengths>
 void run_sparse(const OpCall& call) {
   FAULTLINE_CHECK(call.argument(Attention::kIndices).present());
   FAULTLINE_CHECK(!kTrustsLengths || call.argument(Attention::kLengths).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
-    kernels::launch_sparse_attention<T, kTrustsLengths, decltype(build)::kChecked>(call.launch,
-                                                                                   attention_operands<T>(call));
+    kernels::launch_sparse_attention<T, kTrustsLengths, decltype(build)::kChecked>(call.launch, operands_of<T>(call));
   });
 }
 
@@ -155,21 +109,20 @@ KernelResult run_flashmla_kv(const OpCall& call) {
   FAULTLINE_CHECK(call.argument(Attention::kIndices).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
-    const auto operands = attention_operands<T>(call);
-    const int64_t partial = operands.tokens * operands.splits * operands.heads * (operands.layout.latent + 2);
-    FAULTLINE_CHECK(operands.splits == 1 || operands.scratch.extent >= partial);
+    const auto operands = operands_of<T>(call);
+    require_scratch(operands);
     kernels::launch_split_attention<T, decltype(build)::kChecked>(call.launch, operands);
   });
   return std::nullopt;
 }
 
 void run_dense(const OpCall& call) {
-  const bool paged = static_cast<IndexForm>(call.attr().integer("index_form")) == IndexForm::kPageTable;
+  const bool paged = index_form(call) == IndexForm::kPageTable;
   FAULTLINE_CHECK(call.argument(Attention::kLengths).present());
   FAULTLINE_CHECK(call.argument(paged ? Attention::kPageTable : Attention::kRaggedOffsets).present());
   with_build(call, call.view(Attention::kQ).dtype, [&](auto build) {
     using T = typename decltype(build)::Element;
-    const auto operands = attention_operands<T>(call);
+    const auto operands = operands_of<T>(call);
     if (paged)
       kernels::launch_dense_attention<T, true, decltype(build)::kChecked>(call.launch, operands);
     else
@@ -220,23 +173,9 @@ const RegisterKind kAttention{OpKind{
     .model = attention_model,
     .structure = {"dense"}}};
 
-template <int kKeys, int kHeads>
-size_t tile_bytes(const CacheGeometry& cache) {
-  using Tile = kernels::AttentionTile<Bf16, kKeys, kHeads, false, kernels::HostBlock>;
-  return Tile::shared_bytes(kernel_layout(cache));
-}
 constexpr auto sparse_bytes = tile_bytes<kernels::kSparseKeys, kernels::kSparseHeads>;
 constexpr auto split_bytes = tile_bytes<kernels::kSplitKeys, kernels::kSplitHeads>;
 constexpr auto dense_bytes = tile_bytes<kernels::kDenseKeys, kernels::kDenseHeads>;
-
-Kernel own_attention(std::string name, std::string follows, KernelFn run, std::vector<Format> formats) {
-  return Kernel{.name = std::move(name),
-                .kind = Attention::kName,
-                .follows = std::move(follows),
-                .run = run,
-                .tolerance = tolerance_for(Attention::kName, Dtype::kBF16),
-                .cache_formats = std::move(formats)};
-}
 
 Kernel flashmla_sparse() {
   Kernel kernel = own_attention("flashmla_sparse", "FlashMLA csrc/sm90/prefill/sparse, csrc/sm100/prefill/sparse",
