@@ -1,0 +1,202 @@
+// All pairs of axis values, run: each row gets the verdict that the table of expectations gives it
+// (tests/grid/expectations.h), under checks full and reference.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <span>
+
+#include "base/rng.h"
+#include "grid/axes.h"
+#include "grid/expectations.h"
+#include "grid/resolve.h"
+#include "program.h"
+#include "testing.h"
+
+namespace faultline {
+namespace {
+
+constexpr std::string_view kProfile = "sglang-0.5.9";
+constexpr int kTries = 40;  // completions of a pair that are looked at
+
+struct Factor {
+  std::string axis;
+  std::vector<std::string> values;
+};
+
+// Every value that the facts list. Numbers stand for their axis.
+const std::vector<Factor> kFactors = {
+    {"attention_backend",
+     {"nsa", "flashinfer", "triton", "fa3", "flashmla", "cutlass_mla", "trtllm_mla", "torch_native"}},
+    {"nsa_prefill_backend",
+     {"auto", "flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm",
+      "flashinfer_sparse_mla"}},
+    {"nsa_decode_backend",
+     {"auto", "flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm",
+      "flashinfer_sparse_mla"}},
+    {"kv_cache_dtype", {"auto", "f32", "bf16", "fp8_e4m3", "fp8_e5m2"}},
+    {"fp4_gemm_backend", {"auto", "flashinfer_cutlass", "flashinfer_cudnn", "flashinfer_trtllm", "cutlass", "marlin"}},
+    {"moe_runner_backend",
+     {"auto", "flashinfer_cutlass", "flashinfer_trtllm", "cutlass", "marlin", "deep_gemm", "triton"}},
+    {"scale_format", {"checkpoint", "ue8m0"}},
+    {"sampling_backend", {"flashinfer", "pytorch"}},
+    {"page_size", {"64", "16"}},
+    {"rope_mode",
+     {"checkpoint", "theta_10000", "forced_yarn", "half_split", "indexer_half_split", "swapped_half", "none"}},
+    {"cuda_graph", {"off", "on"}},
+    {"batch", {"probe", "3"}},
+    {"chunked_prefill_size", {"probe", "0", "5"}},
+    {"shared_experts_fusion", {"auto", "on", "off"}},
+    {"mem_fraction_static", {"auto", "0.85"}},
+    {"max_total_tokens", {"auto", "1024"}},
+    {"slot_placement", {"shuffled", "high"}},
+};
+
+using Row = std::vector<size_t>;          // one value a factor
+using Combination = std::vector<size_t>;  // factor, value, factor, value, …
+
+// The combinations of `strength` values that a row holds.
+void visit(const Row& row, size_t strength, size_t from, Combination& chosen, std::set<Combination>& into) {
+  if (chosen.size() == 2 * strength) {
+    into.insert(chosen);
+    return;
+  }
+  for (size_t a = from; a < row.size(); ++a) {
+    chosen.push_back(a);
+    chosen.push_back(row[a]);
+    visit(row, strength, a + 1, chosen, into);
+    chosen.resize(chosen.size() - 2);
+  }
+}
+std::set<Combination> combinations_of(const Row& row, size_t strength) {
+  std::set<Combination> all;
+  Combination chosen;
+  visit(row, strength, 0, chosen, all);
+  return all;
+}
+
+AxisValues axes_of(const Row& row) {
+  AxisValues axes;
+  for (size_t a = 0; a < row.size(); ++a) axes[kFactors[a].axis] = kFactors[a].values[row[a]];
+  return axes;
+}
+
+bool runs(const Row& row) {
+  return can_run(resolve(axes_of(row), *find_profile(kProfile), *find_target("any"), {}), false);
+}
+
+// Every combination of `strength` values, in a fixed order.
+void all_combinations(size_t strength, size_t from, Combination& chosen, std::vector<Combination>& into) {
+  if (chosen.size() == 2 * strength) {
+    into.push_back(chosen);
+    return;
+  }
+  for (size_t a = from; a < kFactors.size(); ++a)
+    for (size_t i = 0; i < kFactors[a].values.size(); ++i) {
+      chosen.push_back(a);
+      chosen.push_back(i);
+      all_combinations(strength, a + 1, chosen, into);
+      chosen.resize(chosen.size() - 2);
+    }
+}
+
+// Rows that together hold every combination of values; one that can occur in a row that runs occurs in such a row.
+std::vector<Row> covering_array(size_t strength) {
+  const CounterRng rng(7, "pairs");
+  uint64_t counter = 0;
+  std::vector<Combination> wanted;
+  Combination none;
+  all_combinations(strength, 0, none, wanted);
+  std::set<Combination> ran, met;
+  std::vector<Row> rows;
+  const auto completed = [&](const Combination& combination) {
+    Row row;
+    for (const Factor& factor : kFactors)
+      row.push_back(rng.below(++counter, static_cast<uint32_t>(factor.values.size())));
+    for (size_t i = 0; i < combination.size(); i += 2) row[combination[i]] = combination[i + 1];
+    return row;
+  };
+  for (const Combination& combination : wanted) {
+    if (ran.count(combination) != 0) continue;
+    Row best;
+    size_t most = 0;
+    for (int attempt = 0; attempt < kTries; ++attempt) {
+      const Row row = completed(combination);
+      if (!runs(row)) continue;
+      size_t fresh = 0;
+      for (const Combination& other : combinations_of(row, strength)) fresh += 1 - ran.count(other);
+      if (fresh > most) {
+        most = fresh;
+        best = row;
+      }
+    }
+    const bool running = !best.empty();
+    if (!running && met.count(combination) != 0) continue;
+    if (!running) best = completed(combination);
+    for (const Combination& other : combinations_of(best, strength)) {
+      met.insert(other);
+      if (running) ran.insert(other);
+    }
+    rows.push_back(std::move(best));
+  }
+  return rows;
+}
+
+// scripts/pairs asks for other models, triples, and a GPU.
+std::string asked(const char* variable, const char* fallback) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? fallback : value;
+}
+
+// Past the top-k of the model at hand, so that dense attention is another model.
+std::string probes(const std::string& model) {
+  if (model == "tiny") return kQuickProbes;
+  return "probes:\n  prefill: {lengths: [70], chunk: 64}\n  decode: {contexts: [80], batch: [2], steps: 1}\n";
+}
+
+std::string experiment(std::span<const Row> rows) {
+  const std::string model = asked("FAULTLINE_PAIRS_MODEL", "tiny");
+  std::string text = fmt::format("name: pairs\nmodel: synth:{}\nprofile: {}\nrows:\n", model, kProfile);
+  for (const Row& row : rows) {
+    std::string entry;
+    for (const auto& [axis, value] : axes_of(row))
+      entry += fmt::format("{}{}: {}", entry.empty() ? "" : ", ", axis, value);
+    text += "  - {" + entry + "}\n";
+  }
+  return text + probes(model);
+}
+
+void check(const std::string& level) {
+  static const std::vector<Row> rows = covering_array(asked("FAULTLINE_PAIRS_STRENGTH", "2") == "3" ? 3 : 2);
+  constexpr size_t kRowsOfOneRun = 48;  // ends well within a run's patience
+  std::map<std::string, int> seen;
+  for (size_t first = 0; first < rows.size(); first += kRowsOfOneRun) {
+    const auto part = std::span(rows).subspan(first, std::min(kRowsOfOneRun, rows.size() - first));
+    const TempDir folder;
+    const Bisection run =
+        bisect(folder, experiment(part), {"--checks", level, "--device", asked("FAULTLINE_PAIRS_DEVICE", "cpu")});
+    REQUIRE(run.findings.at("configurations").size() == part.size());
+    for (const nlohmann::json& row : run.findings.at("configurations")) {
+      const AxisValues axes = with_defaults(row.at("axes").get<AxisValues>()).value();
+      const Expectation& expected = expectation(kProfile, "any", axes);
+      INFO(row.dump());
+      INFO("expected by: " << expected.pattern << " [" << expected.source << "]");
+      CHECK(row.at("verdict") == expected_verdict(expected, level == "reference"));
+      ++seen[row.at("verdict").get<std::string>()];
+    }
+  }
+  for (const char* verdict : {"pass", "layout", "guard", "unsupported"}) CHECK(seen[verdict] > 0);
+  CHECK((seen["mismatch"] > 0) == (level == "reference"));
+}
+
+}  // namespace
+
+TEST_CASE("all pairs of axis values have the expected verdict under checks: full") {
+  check("full");
+}
+
+TEST_CASE("all pairs of axis values have the expected verdict under checks: reference") {
+  check("reference");
+}
+
+}  // namespace faultline
