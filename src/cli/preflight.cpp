@@ -12,6 +12,7 @@
 #include "cli/failure.h"
 #include "cli/server_args_answer.h"
 #include "grid/axes.h"
+#include "grid/launch_command.h"
 #include "grid/shape.h"
 #include "model/synth.h"
 
@@ -168,6 +169,9 @@ std::string preflight_table(const Experiment& experiment, const std::vector<Pref
 }
 
 std::string preflight_json(const Experiment& experiment, const std::vector<PreflightRow>& rows) {
+  const Profile* profile = find_profile(experiment.profile);
+  const auto target = find_target(experiment.arch);
+  FAULTLINE_CHECK(profile != nullptr && target.has_value());  // the rows were resolved by them
   nlohmann::json root;
   root["schema"] = kSchema;
   root["experiment"] = experiment.name;
@@ -184,7 +188,7 @@ std::string preflight_json(const Experiment& experiment, const std::vector<Prefl
                             {"source", c.source},
                             {"notes", c.notes},
                             {"settings", c.settings},
-                            {"command", launch_command(c.requested)}});
+                            {"command", launch_command(row.row.axes, *profile, *target)}});
   }
   root["inert"] = nlohmann::json::array();
   for (const InertAxis& axis : inert_axes(rows))

@@ -121,7 +121,7 @@ void add_suggestions(const ServerArgsQuestion& question, const ShapeInfo& shape,
   std::vector<Neighbour> rows = neighbourhood(answer.line.axes, *answer.profile, answer.target, shape, kSearched);
   std::erase_if(rows, [&](const Neighbour& row) {
     return row.changes.empty() || row.inert || row.configuration.status != TargetStatus::kRuns ||
-           row.changes.count("kernels") != 0 || !is_covered(row.configuration);
+           !is_covered(row.configuration);
   });
   // First what computes the model; then what is fewer changes away.
   std::stable_sort(rows.begin(), rows.end(), [](const Neighbour& left, const Neighbour& right) {

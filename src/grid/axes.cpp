@@ -247,22 +247,4 @@ Result<AxisValues> with_defaults(const AxisValues& axes) {
   return filled;
 }
 
-std::string launch_command(const AxisValues& requested) {
-  std::string command = "python3 -m sglang.launch_server";
-  std::string rest;
-  for (const Axis& axis : all_axes()) {
-    const auto it = requested.find(axis.name);
-    if (it == requested.end() || it->second == kAuto || it->second == axis.fallback) continue;
-    const std::string& value = it->second;
-    if (axis.name == "cuda_graph") {
-      command += " " + axis.flag;
-    } else if (axis.flag.empty() || value == "f32") {
-      rest += fmt::format(" {}={}", axis.name, value);
-    } else {
-      command += fmt::format(" {} {}", axis.flag, value);
-    }
-  }
-  return rest.empty() ? command : command + "  # and, for which there is no flag:" + rest;
-}
-
 }  // namespace faultline

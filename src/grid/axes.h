@@ -43,7 +43,4 @@ Result<std::string> canonical_value(const Axis& axis, std::string_view text);
 // Bad input when a name or value is none of the grid's. Fills in what is left out.
 Result<AxisValues> with_defaults(const AxisValues& axes);
 
-// The server's command line for these axis values, as far as flags exist; the rest follows as a shell comment.
-std::string launch_command(const AxisValues& requested);
-
 }  // namespace faultline

@@ -23,7 +23,7 @@ struct Neighbour {
 
 // `line`: axes in canonical spelling; the others have their default. Changed are the server's own settings that tell
 // faults apart (attention and NSA backends, cache, graph, products, sampling, shared experts), to every value that the
-// profile's version has, besides `kernels: reference`, which tells the model's fault from the kernels'.
+// profile's version has.
 //
 // Order: fewer changes first; changes that have an effect before inert ones; rows that run before those that are
 // predicted to conflict, and both before refusals; then one value of each setting before the second of any, the most

@@ -247,8 +247,6 @@ Text given_line(const Findings& findings) {
         const auto given = row->axes.find(axis);
         changes += given == row->axes.end() || given->second != value;
       }
-      const auto kernels = candidate.axes.find("kernels");
-      if (kernels != candidate.axes.end() && kernels->second != "own") continue;  // no server has it
       if (nearest != nullptr && changes >= fewest) continue;
       nearest = &candidate;
       fewest = changes;

@@ -144,7 +144,7 @@ void grouped(const Rows& rows, const std::vector<std::string>& varying, Document
 void compose_resolved(const Rows& rows, Document& document) {
   Document all;
   for (const ConfigurationResult* row : rows) {
-    if (row->resolved.empty()) continue;
+    if (row->launch_command.empty()) continue;
     if (all.blocks.size() / 2 == kMaxListed) break;
     Text text = Text().strong(row->id).text(":");
     bool first = true;
@@ -164,7 +164,7 @@ void compose_resolved(const Rows& rows, Document& document) {
       if (found != row->resolved.end() && found->second != "-") text.text("; ").code(key).text(" ").code(found->second);
     }
     all.paragraph(text.text("."));
-    if (!row->launch_command.empty()) all.code(row->launch_command);
+    all.code(row->launch_command);
   }
   if (!all.blocks.empty())
     document.folded("Requested → resolved, and the server's command, of each configuration", std::move(all));

@@ -73,17 +73,4 @@ TEST_CASE("defaults are filled in beside what is asked for, and unknown axes are
   CHECK_THAT(with_defaults({{"kv_dtype", "bf16"}}).error().message, Contains("kv_dtype"));
 }
 
-TEST_CASE("a row becomes a command line, with what has no flag as a comment") {
-  const std::string command = launch_command({{"attention_backend", "flashinfer"},
-                                              {"nsa_decode_backend", "auto"},
-                                              {"kv_cache_dtype", "fp8_e4m3"},
-                                              {"cuda_graph", "off"},
-                                              {"rope_mode", "theta_10000"}});
-  CHECK(command ==
-        "python3 -m sglang.launch_server --attention-backend flashinfer --kv-cache-dtype fp8_e4m3 --disable-cuda-graph"
-        "  # and, for which there is no flag: rope_mode=theta_10000");
-  CHECK(launch_command({{"cuda_graph", "on"}, {"tp", "8"}}) == "python3 -m sglang.launch_server --tp-size 8");
-  CHECK_THAT(launch_command({{"kv_cache_dtype", "f32"}}), !Contains("--kv-cache-dtype"));
-}
-
 }  // namespace faultline

@@ -41,6 +41,14 @@ TEST_CASE("a default that depends on the architecture is left out only where one
 }
 
 TEST_CASE("what no flag says is a comment") {
+  CHECK(command({{"attention_backend", "flashinfer"},
+                 {"nsa_decode_backend", "auto"},
+                 {"kv_cache_dtype", "fp8_e4m3"},
+                 {"cuda_graph", "off"},
+                 {"rope_mode", "theta_10000"}},
+                "sglang-0.5.9", "any") ==
+        "python3 -m sglang.launch_server --attention-backend flashinfer --kv-cache-dtype fp8_e4m3 --disable-cuda-graph"
+        "  # and, for which there is no flag: rope_mode=theta_10000");
   CHECK(command({{"kv_cache_dtype", "f32"}, {"rope_mode", "none"}}, "sglang-0.5.9") ==
         std::string(kProgram) + "  # and, for which there is no flag: kv_cache_dtype=f32 rope_mode=none");
 }

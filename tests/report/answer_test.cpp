@@ -1,5 +1,7 @@
 #include "report/answer.h"
 
+#include <algorithm>
+
 #include "report/phrases.h"
 #include "report/sample.h"
 #include "testing.h"
@@ -115,4 +117,35 @@ TEST_CASE("a replay command without a run directory says RUN, and odd directorie
   row.id = "c001";
   findings.configurations.push_back(row);
   CHECK(replay_command(findings, "c001") == "faultline replay 'my runs' --id c001");
+}
+
+TEST_CASE("a run made from a command line is answered for that line first, in one line of text") {
+  Findings findings = sample_findings();
+  CHECK(five_line_answer(findings).size() == 5);
+  findings.server_args = "--attention-backend flashinfer \\\n --tp `8`";
+  findings.server_args_warnings = {"tp=8 is left out"};
+  const size_t first_pass = static_cast<size_t>(
+      std::find_if(findings.configurations.begin(), findings.configurations.end(),
+                   [](const ConfigurationResult& row) { return row.verdict == "pass" && row.plant.empty(); }) -
+      findings.configurations.begin());
+  REQUIRE(first_pass < findings.configurations.size());
+  // The line's row is the first.
+  const auto failing = std::find_if(findings.configurations.begin(), findings.configurations.end(),
+                                    [](const ConfigurationResult& row) { return row.verdict == "layout"; });
+  REQUIRE(failing != findings.configurations.end());
+  std::iter_swap(findings.configurations.begin(), failing);
+  for (ConfigurationResult& row : findings.configurations) row.launch_command = "start " + row.id;
+  const std::vector<std::string> lines = five_line_answer(findings);
+  REQUIRE(lines.size() == 6);
+  CHECK(contains(lines[0], "The line: --attention-backend flashinfer"));
+  CHECK(lines[0].find('\n') == std::string::npos);
+  CHECK(contains(lines[0], "(" + findings.configurations.front().id + "): layout at "));
+  CHECK(contains(lines[0], "nearest that passes"));
+  CHECK(contains(lines[0], "start c00"));
+  CHECK(contains(lines[0], "tp=8 is left out"));
+  findings.configurations.front().verdict = "pass";
+  findings.configurations.front().first_violation.reset();
+  CHECK(contains(five_line_answer(findings)[0], "pass here, with this program's own kernels"));
+  findings.configurations.clear();
+  CHECK(contains(five_line_answer(findings)[0], "was not run"));
 }

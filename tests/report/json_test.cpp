@@ -169,3 +169,16 @@ TEST_CASE("another schema, another document and cut text are refused") {
     CHECK_FALSE(parse_findings(std::string_view(text).substr(0, length), "f").has_value());
   }
 }
+
+TEST_CASE("the server's command line and each row's command are kept, and absent where there are none") {
+  Findings findings = sample_findings();
+  CHECK(findings_json(findings).find("server_args") == std::string::npos);
+  findings.server_args = "--tp 8 \"x\"";
+  findings.server_args_warnings = {"not covered: --dp 2"};
+  findings.configurations.front().launch_command = "python3 -m sglang.launch_server --tp-size 8";
+  const auto again = parse_findings(findings_json(findings), "f.json");
+  REQUIRE(again);
+  CHECK(again->server_args == findings.server_args);
+  CHECK(again->server_args_warnings == findings.server_args_warnings);
+  CHECK(again->configurations.front().launch_command == findings.configurations.front().launch_command);
+}

@@ -197,3 +197,20 @@ TEST_CASE("empty findings still make a readable report") {
   CHECK(contains(text, "Nothing failed."));
   CHECK(text.back() == '\n');
 }
+
+TEST_CASE("the report says of each row what it asked for, what that resolves to, and the command") {
+  Findings findings = sample_findings();
+  ConfigurationResult& row = findings.configurations.front();
+  row.axes["cuda_graph"] = "on";
+  row.axes["nsa_decode_backend"] = "trtllm";
+  row.axes["attention_backend"] = "auto";
+  row.resolved = {{"cuda_graph", "on"}, {"nsa_decode_backend", "-"}, {"attention_backend", "flashinfer"}};
+  row.launch_command = "python3 -m sglang.launch_server --nsa-decode-backend trtllm";
+  const std::string text = findings_markdown(findings);
+  CHECK(text.find("Requested → resolved") != std::string::npos);
+  CHECK(text.find("`attention_backend` `auto` → `flashinfer`") != std::string::npos);
+  CHECK(text.find("`nsa_decode_backend` `trtllm` has no effect") != std::string::npos);
+  CHECK(text.find("```\n" + row.launch_command + "\n```") != std::string::npos);
+  row.launch_command.clear();
+  CHECK(findings_markdown(findings).find("Requested → resolved") == std::string::npos);
+}
