@@ -28,26 +28,7 @@ const std::vector<Served> kDense = {
     {"flashmla_dense", kBf16OrPlain, kDenseAxes, "flashmla"},
     {"torch_native", kBf16OrPlain, kDenseAxes, "torch_native"},
 };
-constexpr int kPaged = 1, kRagged = 2;
 constexpr int64_t kOutOfRow = 4 * 32;  // elements of one token's output in the default shape
-
-// Slots in whole pages, as a server hands them out: key c lies at place c % 64 of its page.
-void lay_out_pages(Case& c) {
-  const int64_t page = c.geometry.page_size;
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    const std::vector<int32_t> pages = c.random.shuffled(c.geometry.slots / page);
-    for (int64_t k = 0; k < c.columns; ++k)
-      c.page_table.view().store_index(t * c.columns + k, pages[static_cast<size_t>(k / page)] * page + k % page);
-  }
-}
-
-Case dense_case(Dtype dtype, Format format, AttentionShape shape, const std::vector<int32_t>& lengths,
-                int form = kPaged) {
-  Case c(dtype, format, shape, lengths);
-  if (form == kPaged) lay_out_pages(c);
-  c.op.attributes().set("dense", true).set("index_form", form);
-  return c;
-}
 
 void spoil_slot(Case& c, int64_t slot, int column) {
   std::vector<float> row(static_cast<size_t>(c.geometry.width()), 1.0f);
@@ -94,7 +75,8 @@ TEST_CASE("further dense kernels agree with the model reference, through pages a
         for (const int form : {kPaged, kRagged})
           for (const int64_t splits : {1, 3}) {
             INFO(served.kernel << " " << format_name(format) << " " << form << " " << splits);
-            Case c = dense_case(dtype, format, {.splits = splits}, {1, 31, 32, 33, 63, 64, 65, 0, 150, 128, 260}, form);
+            Case c = dense_attention_case(dtype, format, {.splits = splits},
+                                          {1, 31, 32, 33, 63, 64, 65, 0, 150, 128, 260}, form);
             c.op.require_agreement(served.kernel, Attention::kOut, c.out);
           }
 }
@@ -109,7 +91,7 @@ TEST_CASE("further kernels: the heads need not fill a block, and one token or no
       }
       for (const Served& served : kDense) {
         INFO(served.kernel << " " << heads);
-        Case c = dense_case(Dtype::kF32, Format::kKvBf16, {.heads = heads, .splits = 3}, lengths);
+        Case c = dense_attention_case(Dtype::kF32, Format::kKvBf16, {.heads = heads, .splits = 3}, lengths);
         c.op.require_agreement(served.kernel, Attention::kOut, c.out);
       }
     }
@@ -124,7 +106,7 @@ TEST_CASE("further kernels agree with the reference at the real head sizes") {
   }
   for (const Served& served : kDense) {
     INFO(served.kernel);
-    Case c = dense_case(Dtype::kBF16, Format::kKvBf16, shape, {40, 100});
+    Case c = dense_attention_case(Dtype::kBF16, Format::kKvBf16, shape, {40, 100});
     c.op.require_agreement(served.kernel, Attention::kOut, c.out);
   }
 }
@@ -136,7 +118,7 @@ TEST_CASE("further kernels: large scores do not overflow") {
     c.op.require_agreement(served.kernel, Attention::kOut, c.out);
   }
   for (const Served& served : kDense) {
-    Case c = dense_case(Dtype::kF32, Format::kKvF32, {.splits = 2}, {130});
+    Case c = dense_attention_case(Dtype::kF32, Format::kKvF32, {.splits = 2}, {130});
     c.op.attributes().set("scale", 300.0);
     c.op.require_agreement(served.kernel, Attention::kOut, c.out);
   }
@@ -187,7 +169,7 @@ TEST_CASE("a row without a key: 0 / 0 from tilelang, zeros from the others") {
       CHECK(c.out.at(0) == 0.0f);
     }
     for (const Served& served : kDense) {
-      Case c = dense_case(Dtype::kF32, Format::kKvF32, {.splits = splits}, {0, 5});
+      Case c = dense_attention_case(Dtype::kF32, Format::kKvF32, {.splits = splits}, {0, 5});
       c.op.require_agreement(served.kernel, Attention::kOut, c.out);
       CHECK(c.out.at(0) == 0.0f);
     }
@@ -287,7 +269,7 @@ TEST_CASE("flashinfer_sparse_mla and torch_native fit in the shared memory of SM
 TEST_CASE("kernels over pages read the first slot of each page of the table, torch_native every slot") {
   for (const Served& served : kDense) {
     INFO(served.kernel);
-    Case c = dense_case(Dtype::kF32, Format::kKvBf16, {}, {100});
+    Case c = dense_attention_case(Dtype::kF32, Format::kKvBf16, {}, {100});
     REQUIRE(!c.op.run(served.kernel));
     Tensor before(c.out);
     c.page_table.view().store_index(70, static_cast<int32_t>(c.geometry.slots) - 1);  // not a page's first
@@ -300,7 +282,7 @@ TEST_CASE("kernels over pages read the first slot of each page of the table, tor
 TEST_CASE("kernels over pages test no page: one past the pool and a -1 are read where they point") {
   for (const char* kernel : {"fa3_mla", "trtllm_mla", "flashmla_dense"}) {
     INFO(kernel);
-    Case c = dense_case(Dtype::kBF16, Format::kKvBf16, {.splits = 2}, {100, 20});
+    Case c = dense_attention_case(Dtype::kBF16, Format::kKvBf16, {.splits = 2}, {100, 20});
     CHECK(c.op.run_checked(kernel).count == 0);
     const int64_t first = c.rows.integer(0) * c.columns;
     const int32_t good = static_cast<int32_t>(c.page_table.integer(first));
@@ -322,7 +304,7 @@ TEST_CASE("kernels over pages test no page: one past the pool and a -1 are read 
 }
 
 TEST_CASE("torch_native takes a negative index from the pool's end and asserts on one past it") {
-  Case c = dense_case(Dtype::kF32, Format::kKvBf16, {}, {20, 20});
+  Case c = dense_attention_case(Dtype::kF32, Format::kKvBf16, {}, {20, 20});
   const int64_t entry = c.rows.integer(0) * c.columns + 4;
   const auto last = static_cast<int32_t>(c.geometry.slots) - 1;
   c.page_table.view().store_index(entry, last);
@@ -348,10 +330,10 @@ TEST_CASE("torch_native takes a negative index from the pool's end and asserts o
 }
 
 TEST_CASE("flashmla_dense cuts a row into no more splits than it has blocks") {
-  Case one = dense_case(Dtype::kF32, Format::kKvBf16, {}, {300, 64, 65, 1});
+  Case one = dense_attention_case(Dtype::kF32, Format::kKvBf16, {}, {300, 64, 65, 1});
   REQUIRE(!one.op.run("flashmla_dense"));
   for (const int64_t splits : {2, 4, 9}) {
-    Case many = dense_case(Dtype::kF32, Format::kKvBf16, {.splits = splits}, {300, 64, 65, 1});
+    Case many = dense_attention_case(Dtype::kF32, Format::kKvBf16, {.splits = splits}, {300, 64, 65, 1});
     many.op.require_agreement("flashmla_dense", Attention::kOut, many.out);
     for (int64_t i = 0; i < one.out.view().elements(); ++i) CHECK(many.out.at(i) == Approx(one.out.at(i)).margin(1e-5));
     // The scratch began as NaN: a row of one block leaves its records alone, one of two blocks fills two.
@@ -369,7 +351,7 @@ TEST_CASE("flashmla_dense cuts a row into no more splits than it has blocks") {
 TEST_CASE("a NaN in a key of the row makes the row NaN and leaves the others") {
   for (const Served& served : kDense) {
     INFO(served.kernel);
-    Case c = dense_case(Dtype::kF32, Format::kKvF32, {.splits = 2}, {70, 70});
+    Case c = dense_attention_case(Dtype::kF32, Format::kKvF32, {.splits = 2}, {70, 70});
     const int64_t slot = c.page_table.integer(c.rows.integer(0) * c.columns + 66);
     for (int64_t k = 0; k < 70; ++k) REQUIRE(c.page_table.integer(c.rows.integer(1) * c.columns + k) >= 0);
     bool shared = false;

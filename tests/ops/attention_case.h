@@ -81,4 +81,26 @@ struct AttentionCase {
   OpHarness op;
 };
 
+// The values of index_form: through the page table, in a contiguous buffer.
+inline constexpr int kPaged = 1, kRagged = 2;
+
+// Slots in whole pages, as a server hands them out: key c lies at place c % 64 of its page.
+inline void lay_out_pages(AttentionCase& c) {
+  const int64_t page = c.geometry.page_size;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    const std::vector<int32_t> pages = c.random.shuffled(c.geometry.slots / page);
+    for (int64_t k = 0; k < c.columns; ++k)
+      c.page_table.view().store_index(t * c.columns + k, pages[static_cast<size_t>(k / page)] * page + k % page);
+  }
+}
+
+// A dense one, through pages or over a contiguous buffer.
+inline AttentionCase dense_attention_case(Dtype dtype, Format format, AttentionShape shape,
+                                          const std::vector<int32_t>& lengths, int form = kPaged) {
+  AttentionCase c(dtype, format, shape, lengths);
+  if (form == kPaged) lay_out_pages(c);
+  c.op.attributes().set("dense", true).set("index_form", form);
+  return c;
+}
+
 }  // namespace faultline::test
