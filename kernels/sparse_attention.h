@@ -4,9 +4,8 @@
 //   flashmla_sparse  visits all topk entries; masks an index below 0 or past the pool; the maximum starts at -1e30. The
 //                    server pads heads to 64 or 128 with zeros, which no real head sees; it is left out here.
 //                    FlashMLA, csrc/sm90/prefill/sparse
-//   trtllm, fa3      trust lengths: they read exactly the first min(length, topk) entries and mask none of them, so a
-//   -1
-//                    among them is an address before the pool. The maximum starts at -inf. SGLang v0.5.9,
+//   trtllm, fa3      trust lengths: they read exactly the first min(length, topk) entries and mask none of them, so
+//                    that a -1 among them is an address before the pool. The maximum starts at -inf. SGLang v0.5.9,
 //                    nsa_backend.py, _forward_trtllm and _forward_fa3 (a page table of pages of one slot)
 // Operands: attention_tile.h.
 #pragma once
