@@ -22,8 +22,8 @@ struct InertAxis {
   size_t rows = 0;  // that it was seen in
 };
 
-// Of the rows' axes, in their order. All rows have the same axes. An axis counts as inert where rows that differ in it alone resolve to the same, or
-// where the server does not look at it ("-" in the resolved row).
+// Of the rows' axes, in their order. All rows have the same axes. An axis counts as inert where rows that differ in it
+// alone resolve to the same, or where the server does not look at it ("-" in the resolved row).
 std::vector<InertAxis> inert_axes(const std::vector<PreflightRow>& rows);
 
 }  // namespace faultline

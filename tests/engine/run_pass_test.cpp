@@ -179,3 +179,22 @@ TEST_CASE("prompts outside the vocabulary and empty ones are errors") {
   CHECK_FALSE((*made)->open({-1}));
   CHECK_FALSE((*made)->open({257}));
 }
+
+TEST_CASE("dense attention is a setting beyond top-k, and no more than the cache's format within it") {
+  const Format format = GENERATE(Format::kKvBf16, Format::kKvPlainFp8);
+  const bool beyond = GENERATE(false, true);
+  CAPTURE(format_name(format), beyond);
+  Run run;
+  run.config.checks = CheckLevel::kReference;
+  run.config.indexer = false;
+  run.config.prefill_attention = run.config.decode_attention = "triton";
+  run.config.kv_format = run.config.prefill_reads = run.config.decode_reads = format;
+  const int64_t topk = run.weights.config.index_topk;
+  const PassOutcome outcome = run.prefill({}, beyond ? 3 * topk : topk);
+  REQUIRE(outcome.clean());
+  if (!beyond) CHECK(outcome.settings.empty());
+  if (beyond) {
+    REQUIRE_FALSE(outcome.settings.empty());
+    CHECK(outcome.settings.front().violation.attribute == "dense");
+  }
+}
