@@ -284,7 +284,7 @@ class GlmBuilder {
     const NamedTensor cache = layer_cache(context_.caches->kv_layers, "self_attn.kv_cache", context_.caches->kv);
     write_cache("self_attn.kv_write", kv_rows, cache, context_.caches->kv);
     if (config_.indexer && w.has_indexer) index_ = indexer(w, ap, h, qr, false);
-    if (shadow_wanted()) shadow(w, ap, h, qr);
+    if (shadow_wanted()) shadow(w, ap, h, qr, kv_rows);
 
     const NamedTensor o_latent = as_heads(activation("self_attn.o_latent", {t_, heads * latent}), heads, latent);
     attend(kv_rows, cache, q_full, o_latent);
@@ -418,8 +418,11 @@ class GlmBuilder {
     return config_.checks == CheckLevel::kReference && !config_.indexer && !config_.reference_kernels;
   }
 
-  // The model's own selection beside the run, of index keys in a cache of their own.
-  void shadow(const LayerWeights& w, const std::string& ap, const NamedTensor& h, const NamedTensor& qr) {
+  void shadow(const LayerWeights& w, const std::string& ap, const NamedTensor& h, const NamedTensor& qr,
+              const NamedTensor& kv_rows) {
+    const NamedTensor cache =
+        layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", context_.caches->shadow_kv);
+    write_cache("shadow.kv_write", kv_rows, cache, context_.caches->shadow_kv, true);
     if (w.has_indexer) shadow_index_ = indexer(w, ap, h, qr, true);
   }
 
@@ -506,8 +509,14 @@ class GlmBuilder {
     if (index_form() == kRagged) op.no_owner(A::kIndices);
     if (dense && shadow_wanted()) {
       OpBuilder model(op_name("shadow.attention"), layer_, A::kName, reference_kernel(A::kName));
-      // The row's own pool, as it was written: what is left between the two is the structure, not the format.
-      arguments(model, pool, written, written, shadow_index_);
+      // The keys that the row itself attends to: what is left between the two is the structure, not the format. The
+      // new rows of a pass have no slots, but are not quantized either: the float cache holds the same.
+      const CacheGeometry& shadow_geometry = context_.caches->shadow_kv;
+      if (from_rows())
+        arguments(model, layer_cache(context_.caches->shadow_kv_layers, "shadow.kv_cache", shadow_geometry),
+                  shadow_geometry, shadow_geometry, shadow_index_);
+      else
+        arguments(model, pool, written, written, shadow_index_);
       op.model_arguments(model.arguments().clone());
       op.model("dense", int64_t{0}).model("index_form", static_cast<int64_t>(kPaged));
     }

@@ -110,6 +110,7 @@ Status Engine::allocate() {
   const bool f32 = config_.kv_format == Format::kKvF32;
   caches_.kv = geometry(config_.kv_format, c.kv_lora_rank, c.qk_rope_head_dim);
   caches_.index = geometry(f32 ? Format::kIndexF32 : Format::kIndexFp8, c.index_head_dim, 0);
+  caches_.shadow_kv = geometry(Format::kKvF32, c.kv_lora_rank, c.qk_rope_head_dim);
   caches_.shadow_index = geometry(Format::kIndexF32, c.index_head_dim, 0);
   const bool shadow = config_.checks == CheckLevel::kReference && !config_.indexer && !config_.reference_kernels;
   for (const LayerWeights& layer : weights_.layers) {
@@ -122,6 +123,7 @@ Status Engine::allocate() {
     };
     FAULTLINE_TRY_STATUS(add(caches_.kv_layers, caches_.kv, true));
     FAULTLINE_TRY_STATUS(add(caches_.index_layers, caches_.index, layer.has_indexer && config_.indexer));
+    FAULTLINE_TRY_STATUS(add(caches_.shadow_kv_layers, caches_.shadow_kv, shadow));
     FAULTLINE_TRY_STATUS(add(caches_.shadow_index_layers, caches_.shadow_index, shadow && layer.has_indexer));
   }
   return {};

@@ -41,8 +41,10 @@ struct Caches {
   CacheGeometry kv;
   CacheGeometry index;
   std::vector<std::unique_ptr<Buffer>> kv_layers;
-  std::vector<std::unique_ptr<Buffer>> index_layers;         // null where the layer has no indexer
-  std::vector<std::unique_ptr<Buffer>> shadow_index_layers;  // f32, under checks: reference for rows without DSA
+  std::vector<std::unique_ptr<Buffer>> index_layers;      // null where the layer has no indexer
+  std::vector<std::unique_ptr<Buffer>> shadow_kv_layers;  // f32, under checks: reference for rows without DSA
+  std::vector<std::unique_ptr<Buffer>> shadow_index_layers;
+  CacheGeometry shadow_kv;
   CacheGeometry shadow_index;
 };
 

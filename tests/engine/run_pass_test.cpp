@@ -183,12 +183,14 @@ TEST_CASE("prompts outside the vocabulary and empty ones are errors") {
 TEST_CASE("dense attention is a setting beyond top-k, and no more than the cache's format within it") {
   const Format format = GENERATE(Format::kKvBf16, Format::kKvPlainFp8);
   const bool beyond = GENERATE(false, true);
-  CAPTURE(format_name(format), beyond);
+  const bool from_rows = GENERATE(false, true);  // the new rows of a pass, or the pool
+  CAPTURE(format_name(format), beyond, from_rows);
   Run run;
   run.config.checks = CheckLevel::kReference;
   run.config.indexer = false;
   run.config.prefill_attention = run.config.decode_attention = "triton";
   run.config.kv_format = run.config.prefill_reads = run.config.decode_reads = format;
+  run.config.prefill_from_rows = from_rows;
   const int64_t topk = run.weights.config.index_topk;
   const PassOutcome outcome = run.prefill({}, beyond ? 3 * topk : topk);
   REQUIRE(outcome.clean());
