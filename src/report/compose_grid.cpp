@@ -55,7 +55,19 @@ Cell code_cell(const std::string& value) {
   return {Text().code(value), Tone::kPlain};
 }
 
-Text reason_text(const ConfigurationResult& row) {
+// Notes that stand in every row are said once. Of a single row they are its own.
+std::vector<std::string> shared_notes(const Rows& rows) {
+  std::vector<std::string> shared;
+  if (rows.size() < 2) return shared;
+  for (const std::string& note : rows.front()->notes)
+    if (std::all_of(rows.begin(), rows.end(), [&](const ConfigurationResult* row) {
+          return std::find(row->notes.begin(), row->notes.end(), note) != row->notes.end();
+        }))
+      shared.push_back(note);
+  return shared;
+}
+
+Text reason_text(const ConfigurationResult& row, const std::vector<std::string>& said) {
   Text text;
   if (!row.reason.empty()) {
     text.text(row.reason);
@@ -69,12 +81,15 @@ Text reason_text(const ConfigurationResult& row) {
   if (ran && !row.target_status.empty() && row.target_status != "runs") {
     text.text(fmt::format("{}on the target: {}", text.empty() ? "" : "; ", row.target_status));
   }
-  for (const std::string& note : row.notes) text.text((text.empty() ? "note: " : "; note: ") + note);
+  for (const std::string& note : row.notes)
+    if (std::find(said.begin(), said.end(), note) == said.end())
+      text.text((text.empty() ? "note: " : "; note: ") + note);
   return text;
 }
 
 // One row a configuration.
 void detailed(const Rows& rows, const std::vector<std::string>& varying, Document& document) {
+  const std::vector<std::string> said = shared_notes(rows);
   std::vector<Text> header{"id"};
   for (const std::string& axis : varying) header.push_back(Text().code(axis));
   header.emplace_back("verdict");
@@ -85,7 +100,7 @@ void detailed(const Rows& rows, const std::vector<std::string>& varying, Documen
     std::vector<Cell> line{{row->id}};
     for (const std::string& axis : varying) line.push_back(code_cell(value_of(*row, axis)));
     line.push_back({row->verdict, tone_of(row->verdict)});
-    line.push_back({reason_text(*row)});
+    line.push_back({reason_text(*row, said)});
     cells.push_back(std::move(line));
   }
   document.table(std::move(header), std::move(cells));
@@ -209,6 +224,7 @@ void compose_grid(const Findings& findings, const std::string& plant, Document& 
   }
   if (plant.empty() && !fixed.empty())
     document.paragraph(Text("The same in every row: ").append(settings_text(fixed)).text("."));
+  for (const std::string& note : shared_notes(shown)) document.paragraph("Of every row: " + note + ".");
   if (plant.empty()) compose_resolved(shown, document);
 }
 

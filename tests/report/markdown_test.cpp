@@ -214,3 +214,18 @@ TEST_CASE("the report says of each row what it asked for, what that resolves to,
   row.launch_command.clear();
   CHECK(findings_markdown(findings).find("Requested → resolved") == std::string::npos);
 }
+
+TEST_CASE("A note of every row is said once, a note of one row stays with it") {
+  Findings findings = sample_findings();
+  for (ConfigurationResult& row : findings.configurations) row.notes.push_back("common to all");
+  findings.configurations.front().notes.push_back("of this one alone");
+  const std::string text = findings_markdown(findings);
+  const auto count = [&](const std::string& part) {
+    int found = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  CHECK(count("common to all") == 1);
+  CHECK(count("Of every row: common to all") == 1);
+  CHECK(count("note: of this one alone") == 1);
+}
