@@ -24,4 +24,7 @@ std::string quotable(std::string_view text, size_t limit = 60);
 // "688.4 KiB", "64.0 GiB": for people.
 std::string bytes_text(uint64_t bytes);
 
+// A word of a shell's command line as it has to be typed: quoted where it has to be.
+std::string shell_word(std::string_view text);
+
 }  // namespace faultline

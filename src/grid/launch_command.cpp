@@ -1,4 +1,5 @@
 #include "grid/launch_command.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <array>
@@ -41,12 +42,12 @@ std::string words_for(const Axis& axis, const std::string& value, uint8_t versio
     if ((spelling.versions & version) == 0) continue;
     const size_t hole = spelling.words.find("{}");
     if (hole == std::string_view::npos) return std::string(spelling.words);
-    return std::string(spelling.words.substr(0, hole)) + quoted_word(value);
+    return std::string(spelling.words.substr(0, hole)) + shell_word(value);
   }
   const bool versioned = axis.name == "nsa_prefill_backend" || axis.name == "nsa_decode_backend";
   const bool switches = axis.name == "cuda_graph" || axis.name == "shared_experts_fusion";
   if (axis.flag.empty() || switches || (special && !versioned)) return "";
-  return axis.flag + " " + quoted_word(value);
+  return axis.flag + " " + shell_word(value);
 }
 
 // What the server takes when the flag is left out; nothing where that depends on the architecture and none is named.
@@ -78,7 +79,7 @@ std::string launch_command(const AxisValues& requested, const Profile& profile, 
   for (const std::string& assignment : base.environment) {
     const size_t equals = std::min(assignment.find('='), assignment.size() - 1);
     command += assignment.substr(0, equals + 1);
-    if (equals + 1 < assignment.size()) command += quoted_word(assignment.substr(equals + 1));
+    if (equals + 1 < assignment.size()) command += shell_word(assignment.substr(equals + 1));
     command += " ";
   }
   command += "python3 -m sglang.launch_server";

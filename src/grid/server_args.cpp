@@ -240,7 +240,7 @@ class Parser {
 
   Status apply(const std::string& name, const ServerFlag& flag, const std::vector<const ShellWord*>& values) {
     std::string words = name;
-    for (const ShellWord* value : values) words += " " + (value->literal ? quoted_word(value->text) : value->text);
+    for (const ShellWord* value : values) words += " " + (value->literal ? shell_word(value->text) : value->text);
     if ((flag.versions & version_) == 0)
       line_.refused.push_back(
           {words,
@@ -281,7 +281,7 @@ class Parser {
 
   void keep(const std::string& name, const std::vector<const ShellWord*>& values) {
     line_.kept.push_back(name);
-    for (const ShellWord* value : values) line_.kept.push_back(value->literal ? quoted_word(value->text) : value->text);
+    for (const ShellWord* value : values) line_.kept.push_back(value->literal ? shell_word(value->text) : value->text);
   }
 
   void mention(const std::string& words, const ServerFlag& flag, const ShellWord* value) {
@@ -370,7 +370,7 @@ class Parser {
     if (!weights_.empty()) {
       line_.nvfp4 = weights_ == "modelopt_fp4" || weights_ == "modelopt_mixed" || weights_ == "nvfp4";
       if (!*line_.nvfp4)
-        line_.unmodelled.push_back({"--quantization " + quoted_word(weights_),
+        line_.unmodelled.push_back({"--quantization " + shell_word(weights_),
                                     std::string(role_meaning(FlagRole::kWeights)),
                                     flag_source(*find_server_flag("--quantization", version_))});
       return;

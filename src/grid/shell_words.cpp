@@ -168,17 +168,6 @@ Result<std::vector<ShellWord>> shell_words(std::string_view text) {
   return Lexer(text).run();
 }
 
-std::string quoted_word(std::string_view word) {
-  constexpr std::string_view kPlain = "-_./:=,+@%^";
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [&](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || kPlain.find(c) != std::string_view::npos;
-  });
-  if (plain) return std::string(word);
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 std::string place_in_line(size_t line, size_t column) {
   return fmt::format("server args:{}:{}: ", line, column);
 }

@@ -22,9 +22,6 @@ struct ShellWord {
 // Bad input, with the place: an open quote.
 Result<std::vector<ShellWord>> shell_words(std::string_view text);
 
-// The other way round: a word as it has to be typed.
-std::string quoted_word(std::string_view word);
-
 // "server args:3:17: ".
 std::string place_in_line(size_t line, size_t column);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "report/compose.h"
 #include "report/escape.h"
 #include "report/phrases.h"

@@ -157,21 +157,4 @@ std::string xml_text(std::string_view text) {
   return result;
 }
 
-std::string shell_word(std::string_view text) {
-  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-    return (word_character(c) && !(static_cast<uint8_t>(c) & 0x80U)) ||
-           std::string_view("_./+@:=,%-").find(c) != std::string_view::npos;
-  });
-  if (plain) return std::string(text);
-  std::string quoted = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "'";
-}
-
 }  // namespace faultline

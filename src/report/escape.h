@@ -18,7 +18,4 @@ std::string markdown_code(std::string_view text, bool in_table);
 // For element content and quoted attribute values, of HTML and XML.
 std::string xml_text(std::string_view text);
 
-// One word of a shell command line, quoted where it has to be.
-std::string shell_word(std::string_view text);
-
 }  // namespace faultline

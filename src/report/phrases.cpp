@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdint>
 
+#include "base/text.h"
 #include "report/escape.h"
 
 namespace faultline {

@@ -38,4 +38,13 @@ TEST_CASE("quoted input is cut and cannot steer a terminal") {
   CHECK(quotable(std::string(100, 'x'), 10) == "xxxxxxxxxx...");
 }
 
+TEST_CASE("a shell word is quoted only where it has to be") {
+  CHECK(shell_word("reports/incident-1/cases/c017.yaml") == "reports/incident-1/cases/c017.yaml");
+  CHECK(shell_word("c017+late_tile@x") == "c017+late_tile@x");
+  CHECK(shell_word("my runs/c1") == "'my runs/c1'");
+  CHECK(shell_word("a'b; rm") == "'a'\\''b; rm'");
+  CHECK(shell_word("").size() == 2);
+  CHECK(shell_word("é") == "'é'");
+}
+
 }  // namespace faultline

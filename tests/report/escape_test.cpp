@@ -41,12 +41,3 @@ TEST_CASE("XML text cannot end its element or attribute") {
   CHECK(xml_text("<a href=\"x\" b='y'>&</a>") == "&lt;a href=&quot;x&quot; b=&#39;y&#39;&gt;&amp;&lt;/a&gt;");
   CHECK(xml_text("]]>\x0B") == "]]&gt; ");
 }
-
-TEST_CASE("a shell word is quoted only where it has to be") {
-  CHECK(shell_word("reports/incident-1/cases/c017.yaml") == "reports/incident-1/cases/c017.yaml");
-  CHECK(shell_word("c017+late_tile@x") == "c017+late_tile@x");
-  CHECK(shell_word("my runs/c1") == "'my runs/c1'");
-  CHECK(shell_word("a'b; rm") == "'a'\\''b; rm'");
-  CHECK(shell_word("").size() == 2);
-  CHECK(shell_word("é") == "'é'");
-}
