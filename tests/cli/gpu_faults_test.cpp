@@ -25,8 +25,8 @@ json replay(const std::string& plant, int& code, const std::string& graph = "off
   const TempDir folder;
   const std::string path = folder.write("experiment.yaml", experiment(plant, graph));
   const std::string id = "c001+" + plant;
-  std::vector<std::string> all = {"replay",    path, "--id",    id,       "--device", "cuda",
-                                  "--timeout", "3",  "--quiet", "--json", "-"};
+  if (arguments.empty()) arguments = {"--timeout", "3"};
+  std::vector<std::string> all = {"replay", path, "--id", id, "--device", "cuda", "--quiet", "--json", "-"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   const Outcome outcome = faultline(all, environment);
   INFO(outcome.err);
