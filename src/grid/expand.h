@@ -28,8 +28,7 @@ struct Grid {
 Result<Grid> expand_grid(const Experiment& experiment);
 
 // `strategy: pairs`: indices, ascending, of allowed rows which together hold every pair of values of two axes that any
-// allowed row holds (a covering array of strength 2, chosen greedily; the same for the same input). `allowed` has one
-// flag a row.
+// allowed row holds (a covering array of strength 2, cover.h). `allowed` has one flag a row.
 std::vector<size_t> covering_rows(const std::vector<GridRow>& rows, const std::vector<bool>& allowed);
 
 }  // namespace faultline
