@@ -71,6 +71,12 @@ std::string quotable(std::string_view text, size_t limit) {
   return result;
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
+}
+
 std::string bytes_text(uint64_t bytes) {
   constexpr double kStep = 1024;
   constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB"};

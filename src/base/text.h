@@ -21,6 +21,9 @@ std::string suggestion(std::string_view name, const std::vector<std::string>& va
 // `text` cut to `limit` bytes and with control bytes replaced by '?', for quoting untrusted input in a message.
 std::string quotable(std::string_view text, size_t limit = 60);
 
+// Without the blanks (space, tab, carriage return) at both ends.
+std::string_view trimmed(std::string_view text);
+
 // "688.4 KiB", "64.0 GiB": for people.
 std::string bytes_text(uint64_t bytes);
 

@@ -7,11 +7,13 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/subprocess.h"
+#include "bisect/code_lines.h"
 #include "bisect/core_dump_report.h"
 
 namespace faultline {
@@ -20,6 +22,30 @@ namespace {
 constexpr std::string_view kCoreEnd = ".cudacore";
 constexpr std::string_view kPipeEnd = ".pipe";
 constexpr size_t kMostOutput = size_t{256} << 10;  // of the debugger; a kernel's name alone can take kilobytes
+
+// Runs a program to its end and returns what it printed.
+struct ToolEnd {
+  int code = 0;
+  std::string output;
+};
+Result<ToolEnd> run_tool(const SpawnOptions& spawn, double limit_s, const std::atomic<bool>* cancel) {
+  auto child = Subprocess::spawn(spawn);
+  if (!child) return tl::unexpected(child.error().error);
+  constexpr int kTick_ms = 50;
+  const Stopwatch since;
+  std::optional<ProcessEnd> end;
+  while (!(end = child->try_reap())) {
+    const bool cancelled = cancel != nullptr && cancel->load();
+    if (cancelled) return internal_error("reading it was interrupted");
+    if (since.seconds() > limit_s)
+      return internal_error("{} did not end within {}", spawn.program, duration_text(limit_s));
+    pollfd waits[] = {{child->exit_fd(), POLLIN, 0}, {child->output_fd(), POLLIN, 0}};
+    ::poll(waits, std::size(waits), kTick_ms);
+    child->read_output();
+  }
+  child->read_output();
+  return ToolEnd{end->code, child->output()};
+}
 
 bool is_program(const std::string& path) {
   struct stat info {};
@@ -43,7 +69,7 @@ std::vector<std::string> core_dump_environment(const std::string& prefix) {
   return {
       "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1",
       "CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION=0",
-      "CUDA_COREDUMP_GENERATION_FLAGS=skip_global_memory,skip_shared_memory,"
+      "CUDA_COREDUMP_GENERATION_FLAGS=skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,"
       "skip_local_memory,skip_constbank_memory",
       "CUDA_COREDUMP_SHOW_PROGRESS=1",
       fmt::format("CUDA_COREDUMP_FILE={}.%p{}", prefix, kCoreEnd),
@@ -113,30 +139,31 @@ CoreDump read_core_dump(const std::string& file, const CoreReadOptions& options)
   spawn.program = debugger;
   spawn.arguments = core_dump_command(debugger, file);
   spawn.output_tail = kMostOutput;
-  auto child = Subprocess::spawn(spawn);
-  if (!child) {
-    unread.unread = child.error().error.message;
+  const Result<ToolEnd> end = run_tool(spawn, options.limit_s, options.cancel);
+  if (!end) {
+    unread.unread = end.error().message;
     return unread;
   }
-  constexpr int kTick_ms = 50;
-  const Stopwatch since;
-  std::optional<ProcessEnd> end;
-  while (!(end = child->try_reap())) {
-    const bool cancelled = options.cancel != nullptr && options.cancel->load();
-    if (cancelled || since.seconds() > options.limit_s) {
-      unread.unread = cancelled ? "reading it was interrupted"
-                                : fmt::format("{} did not end within {}", debugger, duration_text(options.limit_s));
-      return unread;
-    }
-    pollfd waits[] = {{child->exit_fd(), POLLIN, 0}, {child->output_fd(), POLLIN, 0}};
-    ::poll(waits, std::size(waits), kTick_ms);
-    child->read_output();
-  }
-  child->read_output();
-  CoreDump core = parse_core_dump(child->output());
+  CoreDump core = parse_core_dump(end->output);
   core.file = file;
-  if (core.exception.empty() && core.kernel.empty())
+  if (core.exception.empty() && core.kernel.empty()) {
     core.unread = fmt::format("{} could make nothing of it (exit code {})", debugger, end->code);
+    return core;
+  }
+  if (core.line != 0) return core;
+  const std::optional<CodeAddress> address = code_address(end->output);
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!address || error) return core;
+  const auto script = [&](const std::string& text, const std::vector<std::string>& arguments) {
+    SpawnOptions shell;
+    shell.program = "/bin/sh";
+    shell.arguments = {"sh", "-c", text, "sh"};
+    shell.arguments.insert(shell.arguments.end(), arguments.begin(), arguments.end());
+    const Result<ToolEnd> ended = run_tool(shell, options.limit_s, options.cancel);
+    return ended && ended->code == 0;
+  };
+  if (const auto line = source_of(*address, self, script)) take_source_line(core, line->file, line->line);
   return core;
 }
 

@@ -1,4 +1,5 @@
 #include "bisect/core_dump_report.h"
+#include "base/text.h"
 
 #include <cxxabi.h>
 #include <fmt/format.h>
@@ -18,12 +19,6 @@ namespace {
 constexpr size_t kLongestName = 400;     // of a kernel, in a report
 constexpr size_t kLongestSymbol = 4000;  // that is demangled
 constexpr std::string_view kPlanted = "planted_";
-
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
 
 // Only what may stand in a report.
 std::string printable(std::string_view text) {
@@ -120,6 +115,15 @@ std::string invocation(std::string_view line) {
   return plain_kernel_name(line);
 }
 
+void note_unread(CoreDump& core) {
+  core.unread.clear();
+  if (core.exception.empty() && core.kernel.empty()) return;
+  if (core.line == 0)
+    core.unread = "no source line is found for it (replay --sanitize memcheck may)";
+  else if (core.block.empty())
+    core.unread = "its warp was gone when the exception came in, and block and thread with it";
+}
+
 }  // namespace
 
 std::vector<std::string> core_dump_command(const std::string& debugger, const std::string& file) {
@@ -139,7 +143,9 @@ std::vector<std::string> core_dump_command(const std::string& debugger, const st
           "-ex",
           "info line *$errorpc",
           "-ex",
-          "info line *$pc"};
+          "info line *$pc",
+          "-ex",
+          "info cuda devices"};
 }
 
 CoreDump parse_core_dump(std::string_view output) {
@@ -187,12 +193,13 @@ CoreDump parse_core_dump(std::string_view output) {
   }
   take_line(stopped, core);
   if (core.kernel.empty()) core.kernel = !thrower.empty() ? thrower : running;
-  if (core.exception.empty() && core.kernel.empty()) return core;
-  if (core.line == 0)
-    core.unread = "cuda-gdb finds no source line for it (replay --sanitize memcheck may)";
-  else if (core.block.empty())
-    core.unread = "its warp was gone when the exception came in, and block and thread with it";
+  note_unread(core);
   return core;
+}
+
+void take_source_line(CoreDump& core, std::string_view file, int64_t line) {
+  take_line({printable(project_path(file)), line}, core);
+  note_unread(core);
 }
 
 CoreDump parse_dump_progress(std::string_view output) {

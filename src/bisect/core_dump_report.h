@@ -17,6 +17,9 @@ std::vector<std::string> core_dump_command(const std::string& debugger, const st
 // `file` is left empty. Of what the text does not say, nothing is set; `unread` names what a reader would miss.
 CoreDump parse_core_dump(std::string_view output);
 
+// A source line that was found by other means than the debugger's.
+void take_source_line(CoreDump& core, std::string_view file, int64_t line);
+
 // The same from what the CUDA driver prints while it writes a dump (CUDA_COREDUMP_SHOW_PROGRESS), to be read without a
 // debugger: the exception and, where its warp was still there, the kernel.
 CoreDump parse_dump_progress(std::string_view output);

@@ -17,12 +17,6 @@ namespace {
 constexpr std::string_view kMark = "=========";
 constexpr size_t kLongest = 400;
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
-
 std::string printable(std::string_view text) {
   std::string result(text.substr(0, kLongest));
   for (char& c : result)

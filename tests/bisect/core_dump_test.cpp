@@ -9,6 +9,7 @@
 
 #include "bisect/core_dump_report.h"
 #include "bisect/core_reader.h"
+#include "temporary_folder.h"
 #include "testing.h"
 
 using namespace faultline;
@@ -109,21 +110,6 @@ const char* const kProgress =
 [16:29:59.607298] coredump:   #1	0x7f06c77a0bb0	_ZNK5probe11RmsNormBodyIfLb0EEclEv
 [16:29:59.607400] coredump: All done (took 00s)
 )";
-
-struct TemporaryFolder {
-  TemporaryFolder() {
-    char pattern[] = "/tmp/faultline-test-XXXXXX";
-    REQUIRE(::mkdtemp(pattern) != nullptr);
-    path = pattern;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  std::string file(const std::string& name, const std::string& text, bool program = false) const {
-    std::ofstream(path + "/" + name) << text;
-    if (program) ::chmod((path + "/" + name).c_str(), 0700);
-    return path + "/" + name;
-  }
-  std::string path;
-};
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include "base/fd.h"
 #include "bisect/protocol.h"
 #include "bisect/worker_channel.h"
+#include "temporary_folder.h"
 #include "testing.h"
 
 using namespace faultline;
@@ -201,17 +202,6 @@ TEST_CASE("no progress is a hang, slow progress is not") {
 }
 
 namespace {
-
-// A folder of the test's own, gone with it.
-struct TemporaryFolder {
-  TemporaryFolder() {
-    char pattern[] = "/tmp/faultline-test-XXXXXX";
-    REQUIRE(::mkdtemp(pattern) != nullptr);
-    path = pattern;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  std::string path;
-};
 
 Death death_with_dump(json payload, const std::string& prefix, PoolOptions options = stub_options()) {
   Outcome outcome = run_all(std::move(options), {{.id = "t", .payload = std::move(payload), .core_prefix = prefix}});

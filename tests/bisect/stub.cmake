@@ -1,6 +1,7 @@
 # A small program that plays worker and driver for the tests of the plumbing: it holds no model, so that it starts at once
 # and its memory is its own.
 add_executable(worker_stub bisect/worker_stub.cpp
+               ${CMAKE_SOURCE_DIR}/src/bisect/code_lines.cpp
                ${CMAKE_SOURCE_DIR}/src/bisect/core_dump.cpp
                ${CMAKE_SOURCE_DIR}/src/bisect/core_dump_report.cpp
                ${CMAKE_SOURCE_DIR}/src/bisect/pool.cpp
