@@ -1,7 +1,7 @@
 // GPU core dumps of workers: the environment that makes the CUDA driver write one, where it comes to lie, how a worker
 // that hangs is asked for one, and what NVIDIA's debugger reads from it.
 //
-// The dumps are light: no memory of the device's, so that they take well under a second and some hundred KiB. The
+// The dumps are light: no memory of the device, so that they take well under a second and some MB (the code). The
 // settings must be in the worker's environment before it makes its CUDA context (CUDA-GDB manual, "GPU core dump
 // support").
 #pragma once
