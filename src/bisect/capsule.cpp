@@ -107,26 +107,29 @@ class Encoder {
       attributes[entry.key] = entry.is_real ? json{{"real", entry.real}} : json{{"integer", entry.integer}};
     }
     const PassInfo& info = source_.info;
-    const json capsule = {{"op", op_.name},
-                          {"layer", op_.layer},
-                          {"kind", op_.kind->name},
-                          {"kernel", op_.kernel->name},
-                          {"provenance", provenance_name(op_.kernel->provenance)},
-                          {"attributes", attributes},
-                          {"pass",
-                           {{"phase", pass_phase_name(info.phase)},
-                            {"step", info.step},
-                            {"tokens", info.live.tokens},
-                            {"requests", info.live.requests},
-                            {"graph", info.graph},
-                            {"warmup", info.warmup}}},
-                          {"operands", operands},
-                          {"violation", to_json(source_.violation)},
-                          {"configuration", source_.configuration},
-                          {"model", source_.checkpoint.spec()},
-                          {"checkpoint", source_.checkpoint.identity()},
-                          {"plant", source_.plant},
-                          {"seed", static_cast<int64_t>(source_.seed)}};
+    json capsule = {{"op", op_.name},
+                    {"layer", op_.layer},
+                    {"kind", op_.kind->name},
+                    {"kernel", op_.kernel->name},
+                    {"provenance", provenance_name(op_.kernel->provenance)},
+                    {"program", FAULTLINE_VERSION},
+                    {"device", source_.device},
+                    {"attributes", attributes},
+                    {"pass",
+                     {{"phase", pass_phase_name(info.phase)},
+                      {"step", info.step},
+                      {"tokens", info.live.tokens},
+                      {"requests", info.live.requests},
+                      {"graph", info.graph},
+                      {"warmup", info.warmup}}},
+                    {"operands", operands},
+                    {"violation", to_json(source_.violation)},
+                    {"configuration", source_.configuration},
+                    {"model", source_.checkpoint.spec()},
+                    {"checkpoint", source_.checkpoint.identity()},
+                    {"plant", source_.plant},
+                    {"seed", static_cast<int64_t>(source_.seed)}};
+    if (source_.alone) capsule["alone"] = {{"broken", source_.alone->broken}, {"runs", source_.alone->runs}};
     return file(dump_json(capsule));
   }
 

@@ -3,9 +3,9 @@
 // File: the embedded tensors (every input that is no weight, contiguous; small weights), and a "__metadata__" of texts:
 //   format   "faultline-capsule"
 //   schema   "1"
-//   capsule  JSON: op, kind, kernel, attributes, the pass (phase, step, live counts), operands in the kind's order, the
-//   violation,
-//            model, plant, seed
+//   capsule  JSON: op, kind, kernel (name, provenance; program and device that ran it), attributes,
+//            the pass (phase, step, live counts), operands in the kind's order, the violation, model, plant, seed;
+//            "alone" where the op does not break alone as it did in its run
 //   xxh64    of the JSON text and the data behind the header, against bit rot and careless edits
 // Weights that are not embedded are named, with the part of the tensor that the op sees and a checksum of the whole
 // tensor. A file holds no code; it is somebody else's input and is parsed as such.
@@ -27,6 +27,12 @@ namespace faultline {
 inline constexpr uint64_t kMaxEmbeddedBytes = uint64_t{64} << 20;  // tensors of one capsule
 inline constexpr uint64_t kMaxCapsuleBytes = uint64_t{96} << 20;   // of a file that is read
 
+// Of how many replays how many broke.
+struct CapsuleRuns {
+  int broken = 0;
+  int runs = 0;
+};
+
 // What a capsule is made of, at the moment when the violation was found.
 struct CapsuleSource {
   const Op& op;
@@ -36,7 +42,10 @@ struct CapsuleSource {
   std::string configuration;  // "c017"
   std::string plant;          // NAME@selector with the defaults filled in; empty: none
   uint64_t seed = 0;
-  uint64_t embed_weights = uint64_t{1} << 20;  // weights are embedded up to this many bytes in all
+  static constexpr uint64_t kEmbeddedWeights = uint64_t{1} << 20;
+  uint64_t embed_weights = kEmbeddedWeights;  // weights are embedded up to this many bytes in all
+  std::string device = "cpu";                 // where it broke
+  std::optional<CapsuleRuns> alone;           // of replays from the file, where not all of them broke
 };
 
 // The file's bytes. Errors: the kernel is not registered by name, or the inputs exceed kMaxEmbeddedBytes.
@@ -64,6 +73,7 @@ struct Capsule {
   std::string identity;  // of the checkpoint
   std::string plant;
   uint64_t seed = 0;
+  std::optional<CapsuleRuns> alone;    // set: the op did not break alone each time; what it broke in is its run
   std::vector<CapsuleWeight> weights;  // not bound yet
   std::vector<uint64_t> data;          // the embedded tensors, aligned for every dtype
 };
@@ -84,5 +94,9 @@ struct CapsuleReplay {
   int runs = 0;
 };
 Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant, Device& device);
+
+// Writes a capsule and replays it from the file. Where not every replay breaks, it is written again with that label
+// (Capsule::alone).
+Result<CapsuleReplay> write_proven_capsule(const std::string& path, CapsuleSource source, Device& device);
 
 }  // namespace faultline

@@ -179,11 +179,12 @@ class Parser {
     op.layer = static_cast<int>(fields.integer("layer", -1, kMaxLayer));
     const std::string kind = fields.text("kind");
     const std::string kernel = fields.text("kernel");
+    const std::string program = fields.has("program") ? "faultline " + fields.text("program") : "an older faultline";
     FAULTLINE_TRY_STATUS(problem());
     op.kernel = find_kernel(kind, kernel);
     if (op.kernel == nullptr)
-      return cannot_run("{}: {} ran on kernel '{}' of kind '{}', which this program does not have", where_, op.name,
-                        kernel, kind);
+      return cannot_run("{}: {} ran on kernel '{}' of kind '{}' in {}; this program ({}) has none of that name", where_,
+                        op.name, kernel, kind, program, FAULTLINE_VERSION);
     op.kind = &op_kind(kind);
     read_attributes(fields.object("attributes"));
     read_pass(fields.object("pass"));
@@ -192,12 +193,17 @@ class Parser {
     capsule_.identity = fields.text("checkpoint");
     capsule_.plant = fields.text("plant");
     capsule_.seed = static_cast<uint64_t>(fields.integer("seed", INT64_MIN, INT64_MAX));
+    if (fields.has("alone")) {
+      const Fields alone = fields.object("alone");
+      capsule_.alone = CapsuleRuns{static_cast<int>(alone.integer("broken", 0, kMaxCount)),
+                                   static_cast<int>(alone.integer("runs", 1, kMaxCount))};
+    }
     const json& operands = fields.list("operands", op.kind->operands.size());
     FAULTLINE_TRY_STATUS(problem());
     FAULTLINE_TRY(capsule_.violation, violation_from_json(fields.member("violation")));
     if (operands.size() != op.kind->operands.size())
-      return bad_input("{}: {} operands, but '{}' has {}; the capsule is damaged or of another version", where_,
-                       operands.size(), kind, op.kind->operands.size());
+      return bad_input("{}: {} operands, but '{}' has {}; the capsule is damaged, or {} that wrote it knew other ones",
+                       where_, operands.size(), kind, op.kind->operands.size(), program);
     for (size_t o = 0; o < operands.size(); ++o) {
       read_operand(static_cast<int>(o), Fields(operands[o], fmt::format("operands[{}].", o), problem_));
       FAULTLINE_TRY_STATUS(problem());

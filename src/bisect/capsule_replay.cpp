@@ -36,4 +36,15 @@ Result<CapsuleReplay> replay_capsule(const Capsule& capsule, bool with_plant, De
   return replay;
 }
 
+Result<CapsuleReplay> write_proven_capsule(const std::string& path, CapsuleSource source, Device& device) {
+  FAULTLINE_TRY_STATUS(write_capsule(path, source));
+  FAULTLINE_TRY(Capsule capsule, read_capsule(path));
+  FAULTLINE_TRY_STATUS(bind_weights(capsule, source.checkpoint));
+  FAULTLINE_TRY(CapsuleReplay replay, replay_capsule(capsule, true, device));
+  if (replay.broken == replay.runs) return replay;
+  source.alone = CapsuleRuns{replay.broken, replay.runs};
+  FAULTLINE_TRY_STATUS(write_capsule(path, source));
+  return replay;
+}
+
 }  // namespace faultline

@@ -1,7 +1,7 @@
 #include "bisect/capsule_run.h"
 
 #include "base/clock.h"
-#include "bisect/capsule.h"
+#include "bisect/held_weights.h"
 #include "bisect/pool.h"
 #include "bisect/protocol.h"
 #include "bisect/session.h"
@@ -33,8 +33,8 @@ Violation to_violation(const Capsule& capsule, const OpViolation& found) {
 }
 
 Result<Checkpoint> open_model(const CapsuleOptions& options, const Capsule& capsule) {
-  if (!options.model.empty()) return Checkpoint::open(options.model);
-  auto opened = Checkpoint::open(capsule.model);
+  if (!options.model.empty()) return open_checkpoint(options.model);
+  auto opened = open_checkpoint(capsule.model);
   if (!opened)
     return cannot_run("{}; the capsule takes weights from there: name the checkpoint by --model",
                       opened.error().message);
@@ -85,6 +85,8 @@ Result<CapsuleOutcome> run_capsule(const CapsuleOptions& options) {
   outcome.kernel = capsule.op.kernel->name;
   outcome.plant = options.with_plant ? capsule.plant : "";
   outcome.recorded = capsule.violation;
+  outcome.configuration = capsule.configuration;
+  outcome.alone = capsule.alone;
 
   PoolOptions pool_options;
   pool_options.jobs = 1;
@@ -110,8 +112,10 @@ Result<CapsuleOutcome> run_capsule(const CapsuleOptions& options) {
   if (!outcome.result.error.empty()) return internal_error("{}: {}", options.path, outcome.result.error);
   if (end == PoolEnd::kInterrupted)
     outcome.exit_code = ExitCode::kInterrupted;
+  else if (outcome.result.failed())
+    outcome.exit_code = ExitCode::kFailuresLocalized;
   else
-    outcome.exit_code = outcome.result.failed() ? ExitCode::kFailuresLocalized : ExitCode::kGood;
+    outcome.exit_code = outcome.alone ? ExitCode::kCannotRunHere : ExitCode::kGood;
   return outcome;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "bisect/capsule.h"
 #include "bisect/task.h"
 #include "model/checkpoint.h"
 
@@ -22,10 +23,12 @@ struct CapsuleOptions {
 struct CapsuleOutcome {
   std::string op;
   std::string kernel;
-  std::string plant;   // met in this replay; empty: none
-  Violation recorded;  // what was found when the capsule was written
-  TaskResult result;   // verdict, violation, message
-  ExitCode exit_code = ExitCode::kGood;
+  std::string plant;                     // met in this replay; empty: none
+  Violation recorded;                    // what was found when the capsule was written
+  std::string configuration;             // in whose run
+  std::optional<CapsuleRuns> alone;      // set: it did not always break alone then, so that passing now means nothing
+  TaskResult result;                     // verdict, violation, message
+  ExitCode exit_code = ExitCode::kGood;  // cannot-run-here where it passes and that means nothing
 };
 
 // Errors: as read_capsule() and bind_weights(); the model cannot be opened.

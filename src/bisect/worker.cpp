@@ -350,13 +350,10 @@ class TaskRunner {
                                checkpoint_,
                                task_.id,
                                plant_ == nullptr ? "" : fmt::format("{}@{}", plant_->info().name, plant_->where()),
-                               task_.seed};
-    const auto replayed = [&]() -> Result<CapsuleReplay> {
-      FAULTLINE_TRY_STATUS(write_capsule(task_.options.capsule, source));
-      FAULTLINE_TRY(Capsule capsule, read_capsule(task_.options.capsule));
-      FAULTLINE_TRY_STATUS(bind_weights(capsule, checkpoint_));
-      return replay_capsule(capsule, true, *device_);
-    }();
+                               task_.seed,
+                               CapsuleSource::kEmbeddedWeights,
+                               task_.device};
+    const auto replayed = write_proven_capsule(task_.options.capsule, source, *device_);
     if (!replayed) return replayed.error().message;
     return replayed->broken == replayed->runs ? "yes" : "no";
   }

@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "bisect/capsule_run.h"
 #include "bisect/driver.h"
 #include "bisect/sanitize.h"
@@ -29,6 +31,18 @@ bool is_capsule(const std::string& path) {
   return path.ends_with(".safetensors");
 }
 
+// The smallest case in which an op breaks that does not break alone: its configuration, by the run that the capsule
+// lies in (RUN/capsules/…).
+std::string in_place_case(const CapsuleOutcome& outcome, const std::string& path) {
+  std::error_code error;
+  const auto run = std::filesystem::absolute(path, error).parent_path().parent_path();
+  const bool there = std::filesystem::exists(run / "experiment.yaml", error);
+  const Violation& v = outcome.recorded;
+  const std::string probe = v.probe < 0 ? "" : fmt::format(", probe {}", v.probe);
+  return fmt::format("faultline replay {} --id {} ({} step {}{})", there ? shell_word(run.string()) : "RUN",
+                     outcome.configuration, v.phase, v.step, probe);
+}
+
 int run_one_capsule(const BisectOptions& options, bool with_plant) {
   CapsuleOptions capsule;
   capsule.path = options.experiment;
@@ -48,6 +62,11 @@ int run_one_capsule(const BisectOptions& options, bool with_plant) {
     fmt::print("  {}\n", v.detail);
   }
   if (!result.message.empty()) fmt::print("  {}\n", result.message);
+  if (!result.failed() && outcome->alone) {
+    fmt::print("  alone it broke in {} of {} runs when the capsule was written: that it passes proves nothing\n",
+               outcome->alone->broken, outcome->alone->runs);
+    fmt::print("  it breaks in its run: {}\n", in_place_case(*outcome, capsule.path));
+  }
   if (!result.failed())
     fmt::print("  it was {} when the capsule was written: {}\n", outcome->recorded.kind, outcome->recorded.detail);
   return static_cast<int>(outcome->exit_code);

@@ -414,3 +414,60 @@ TEST_CASE("replay takes named weights from the recorded model, or from --model",
   REQUIRE(write_file(path, resealed(*bytes, [](auto& json) { json["model"] = "/no/such/model"; })).has_value());
   REQUIRE(replay_command(path).first == 125);
 }
+
+TEST_CASE("a capsule that does not break alone says so, and that it passes is no answer", "[capsule]") {
+  const Folder folder;
+  const std::string path = folder.file("run/capsules/c003.safetensors");
+  const auto device = make_device("cpu");
+  REQUIRE(device.has_value());
+  Violation violation;
+  violation.kind = "mismatch";
+  violation.phase = "decode";
+  violation.step = 1;
+  violation.probe = 2;
+  SECTION("an op that keeps its contract alone") {
+    Fixture fixture("", packed_config());
+    REQUIRE(!fixture.run());
+    const CapsuleSource source{
+        fixture.engine().last_pass().ops[3], fixture.engine().last_info(), violation, checkpoint(), "c003", "", 7};
+    const auto replay = write_proven_capsule(path, source, **device);
+    REQUIRE(replay.has_value());
+    REQUIRE(replay->broken == 0);
+    const auto capsule = read_capsule(path);
+    REQUIRE(capsule.has_value());
+    REQUIRE(capsule->alone.has_value());
+    REQUIRE(capsule->alone->broken == 0);
+    REQUIRE(capsule->alone->runs == replay->runs);
+    const auto [code, output] = replay_command(path);
+    INFO(output);
+    REQUIRE(code == 125);
+    REQUIRE(output.find("proves nothing") != std::string::npos);
+    REQUIRE(output.find("--id c003 (decode step 1, probe 2)") != std::string::npos);
+  }
+  SECTION("one that breaks alone each time has no such label") {
+    Fixture fixture("", conflict_config());
+    const auto found = fixture.run();
+    REQUIRE(found.has_value());
+    const CapsuleSource source{fixture.engine().last_pass().ops[static_cast<size_t>(found->op_index)],
+                               fixture.engine().last_info(),
+                               violation,
+                               checkpoint(),
+                               "c003",
+                               "topk_minus_one",
+                               7};
+    const auto replay = write_proven_capsule(path, source, **device);
+    REQUIRE(replay.has_value());
+    REQUIRE(replay->broken == replay->runs);
+    REQUIRE(!read_capsule(path)->alone);
+    REQUIRE(replay_command(path).first == 1);
+  }
+}
+
+TEST_CASE("a capsule of a kernel that is not here names the program that wrote it", "[capsule]") {
+  const Error error = refused([](auto& json) {
+    json["kernel"] = "fast_topk_v9";
+    json["program"] = "9.9.9";
+  });
+  REQUIRE(error.message.find("in faultline 9.9.9") != std::string::npos);
+  REQUIRE(refused([](auto& json) { json["alone"] = {{"broken", 1}, {"runs", 0}}; }).kind == ErrorKind::kBadInput);
+}
