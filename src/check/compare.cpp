@@ -122,12 +122,12 @@ std::optional<OpViolation> compare_to_spec(const Op& op, const LiveCounts& live)
       const TensorView& view = call.view(problem->operand);
       const int64_t row = view.rank == 1 ? problem->at : problem->at / std::max<int64_t>(view.stride[0], 1);
       const int64_t column = view.rank == 1 ? 0 : problem->at % std::max<int64_t>(view.stride[0], 1);
-      const int64_t value = view.load_index(problem->at);
+      const bool index = op.kind->operands[static_cast<size_t>(problem->operand)].content == Content::kIndices;
       return OpViolation{problem->operand,
                          "mismatch",
                          coordinates(view, row, column),
-                         fmt::format("{}", value),
-                         static_cast<uint32_t>(value),
+                         index ? fmt::format("{}", view.load_index(problem->at)) : value_text(view.load(problem->at)),
+                         index ? static_cast<uint32_t>(view.load_index(problem->at)) : raw_bits(view, problem->at),
                          1,
                          problem->message,
                          false};

@@ -126,7 +126,7 @@ class StreamRunner {
       const Op& op = pass_.ops[static_cast<size_t>(i)];
       if (op.shadow || !has_scalar_scales(op)) continue;
       const Op host = pass_.mirror->mirrored(op);
-      auto found = check_scales(host, host.call());
+      auto found = check_scales(host, host.call(), false);
       if (!found) continue;
       outcome_.violations.push_back(describe_late_violation(host, i, info_, std::move(*found), "yes"));
       return;

@@ -3,9 +3,12 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <set>
+
 #include "check/inspect.h"
 #include "check/layout.h"
 #include "check/poison.h"
+#include "ops/kinds.h"
 
 namespace faultline {
 
@@ -90,7 +93,34 @@ std::optional<OpViolation> check_outputs(const Op& op, const OpCall& call, const
   return std::nullopt;
 }
 
-std::optional<OpViolation> check_scales(const Op& op, const OpCall& call) {
+namespace {
+
+// Where each expert has an input scale of its own, those of the experts that tokens are routed to.
+std::optional<OpViolation> check_expert_scales(const OpCall& call) {
+  using Q = ops::QuantizeFp4Experts;
+  const Argument& scales = call.argument(Q::kInputScale);
+  const auto stacked = static_cast<size_t>(call.attr().integer("stacked"));
+  const TensorView& ids = call.view(Q::kIds);
+  std::set<size_t> used;
+  for (int64_t t = 0; t < ids.dim(0); ++t)
+    for (int64_t j = 0; j < ids.dim(1); ++j) used.insert(static_cast<size_t>(ids.load_index(ids.offset(t, j))));
+  for (const size_t expert : used) {
+    if (expert >= scales.views.size() / stacked) continue;  // no such expert: the check of indices says so
+    Argument own = scales;
+    own.views = scales.views.subspan(expert * stacked, stacked);
+    auto found = find_bad_scalar_scale(own, Q::kInputScale, true);
+    if (!found) continue;
+    found->index.front() += static_cast<int64_t>(expert * stacked);
+    return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<OpViolation> check_scales(const Op& op, const OpCall& call, bool indices_are_there) {
+  if (op.kind->name == ops::QuantizeFp4Experts::kName)
+    return indices_are_there ? check_expert_scales(call) : std::nullopt;
   for (int o = 0; o < op.arguments.size(); ++o) {
     const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
     if (spec.content != Content::kWeight || !call.argument(o).present()) continue;

@@ -20,8 +20,10 @@ std::optional<OpViolation> check_operand(const Op& op, const OpCall& call, int o
 // The contract of an op's outputs as they lie in memory. `poisoned`: sentinels were laid before it ran.
 std::optional<OpViolation> check_outputs(const Op& op, const OpCall& call, const LiveCounts& live, CheckLevel level,
                                          bool poisoned);
-// A precondition: the scalar scales that the op multiplies with are usable numbers.
-std::optional<OpViolation> check_scales(const Op& op, const OpCall& call);
+// A precondition: the scalar scales that the op multiplies with are usable numbers. Of scales that each expert has for
+// itself, those of the experts in use: nothing is said of them where the call's indices are no longer what they were
+// (`indices_are_there`).
+std::optional<OpViolation> check_scales(const Op& op, const OpCall& call, bool indices_are_there = true);
 // Caches that the op reads in another format than they were written in.
 std::optional<OpViolation> check_layouts(const Op& op, const OpCall& call, const LiveCounts& live);
 bool has_layout_conflict(const Op& op);

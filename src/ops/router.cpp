@@ -103,6 +103,31 @@ bool reaches(float value, float threshold) {
   return value == threshold || value >= threshold - (kSlack.atol + kSlack.rtol * std::fabs(threshold));
 }
 
+// Whatever was chosen, its weights are those of these experts.
+std::optional<OpKind::SelectionProblem> wrong_weight(const OpCall& call, const RouterRow& row, int64_t token) {
+  static const Tolerance kTolerance = tolerance_for(Router::kName, Dtype::kF32);
+  const TensorView& ids = call.view(Router::kIds);
+  const TensorView& weights = call.view(Router::kWeights);
+  const int64_t k = call.attr().integer("k");
+  const float scaling = static_cast<float>(call.attr().real("scaling"));
+  const auto score = [&](int64_t j) { return row.score[static_cast<size_t>(ids.load_index(ids.offset(token, j)))]; };
+  float sum = 0;
+  for (int64_t j = 0; j < k; ++j) sum += score(j);
+  for (int64_t j = 0; j < ids.dim(1); ++j) {
+    const float own = j < k ? (call.attr().flag("norm_topk") ? score(j) / (sum + kernels::kRouterSumFloor) : score(j))
+                            : 1.0f / scaling;
+    const float expected = own * scaling;
+    const int64_t at = weights.offset(token, j);
+    const float weight = weights.load(at);
+    if (std::isnan(expected) && std::isnan(weight)) continue;  // the finite check's business
+    if (!(std::abs(weight - expected) <= kTolerance.atol + kTolerance.rtol * std::abs(expected)))
+      return OpKind::SelectionProblem{Router::kWeights, at,
+                                      fmt::format("row {}: the weight of expert {} is {}, its scores make it {}", token,
+                                                  ids.load_index(ids.offset(token, j)), weight, expected)};
+  }
+  return std::nullopt;
+}
+
 std::optional<OpKind::SelectionProblem> selection(const OpCall& call, int64_t live_rows) {
   const TensorView& ids = call.view(Router::kIds);
   const int64_t k = call.attr().integer("k");
@@ -126,6 +151,7 @@ std::optional<OpKind::SelectionProblem> selection(const OpCall& call, int64_t li
                                         fmt::format("row {}: expert {} has a choice score of {}, the {}-th best is {}",
                                                     t, expert, choice, k, threshold)};
     }
+    if (auto problem = wrong_weight(call, row, t)) return problem;
     if (!fuses_shared(call)) continue;
     const int64_t at = ids.offset(t, k);
     if (ids.load_index(at) != static_cast<int64_t>(row.choice.size()))

@@ -83,19 +83,21 @@ std::optional<OpKind::SelectionProblem> topk_selection(const OpCall& call, int64
   const Tolerance tolerance = tolerance_for(TopK::kName, Dtype::kI32);
   for (int64_t token = 0; token < std::min(live_rows, out.dim(0)); ++token) {
     const Row row(call, token);
-    if (row.length() <= topk) continue;
+    const bool all_kept = row.length() <= topk;  // whatever their scores
+    if (row.length() == 0) continue;
     std::vector<float> best(static_cast<size_t>(row.length()));
     std::unordered_map<int64_t, int64_t> key_of;
     for (int64_t key = 0; key < row.length(); ++key) {
       best[static_cast<size_t>(key)] = row.score(key);
       key_of.emplace(row.entry(key), key);
     }
-    const auto kth = best.begin() + (topk - 1);
+    const int64_t kept = std::min(topk, row.length());
+    const auto kth = best.begin() + (kept - 1);
     std::nth_element(best.begin(), kth, best.end(), better);
     // An infinite one leaves no room: infinity less a share of itself is no number.
     const double slack = std::isinf(*kth) ? 0.0 : tolerance.atol + tolerance.rtol * std::abs(*kth);
     const double least = *kth - slack;
-    for (int64_t i = 0; i < topk; ++i) {
+    for (int64_t i = 0; i < kept; ++i) {
       const int64_t at = out.offset(token, i);
       const int64_t entry = out.load_index(at);
       const auto found = key_of.find(entry);
@@ -103,6 +105,7 @@ std::optional<OpKind::SelectionProblem> topk_selection(const OpCall& call, int64
         return OpKind::SelectionProblem{
             TopK::kOut, at,
             fmt::format("row {}: entry {} at {} is none of the row's {} keys", token, entry, i, row.length())};
+      if (all_kept) continue;
       const float score = row.score(found->second);
       if (!(score >= least))
         return OpKind::SelectionProblem{
