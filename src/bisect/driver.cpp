@@ -139,12 +139,14 @@ Status execute(Run& run, Session& session, const RunDirectory& directory) {
   FAULTLINE_TRY_STATUS(screen_unplanted(run, session));
   std::vector<GridRow> screened;
   for (const ScreenRow& row : run.rows) screened.push_back(row.grid);
+  std::vector<ScreenRow> planted;
   for (const std::string& plant : p.experiment.plant) {
     FAULTLINE_TRY(std::vector<ScreenRow> rows,
                   screen_rows(p.experiment, screened, *p.profile, p.target, p.shape, plant));
-    FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "planted " + plant));
-    std::move(rows.begin(), rows.end(), std::back_inserter(run.rows));
+    std::move(rows.begin(), rows.end(), std::back_inserter(planted));
   }
+  if (!planted.empty()) FAULTLINE_TRY_STATUS(screen(planted, p.experiment, session, "planted"));
+  std::move(planted.begin(), planted.end(), std::back_inserter(run.rows));
   SearchOptions options;
   options.checks = p.experiment.checks;
   run.search = search(search_rows(run.rows), options);

@@ -21,12 +21,15 @@ namespace faultline {
 // What is known of a planted fault, and what should be found.
 struct PlantInfo {
   std::string name;                   // "late_tile"
+  std::string fault_class;            // of the public faults' table: "RACE"
   std::string summary;                // one sentence
   std::string target;                 // where it strikes unless the selector says otherwise
   std::string needs;                  // what a configuration must have for it to show; empty: nothing
+  std::string stage;                  // the configuration of the self-test that shows it (bisect/selftest.h)
   std::string culprit;                // kernel, weights, metadata, ordering
   std::vector<std::string> verdicts;  // the first is the one that `seen_from` gives
   std::string seen_at;                // glob on the name of the op where the first violation is, at the default target
+  std::string named_at;               // glob on the name of the op that is to be convicted
   CheckLevel seen_from = CheckLevel::kFull;  // the cheapest level that sees it
   bool gpu_only = false;                     // nothing on a CPU is like it: the kernel is left alone there
   std::vector<std::string> reports;          // public reports of such a fault, "repository#number"
@@ -36,6 +39,8 @@ struct PlantInfo {
 // Sorted by name.
 const std::vector<PlantInfo>& plant_catalogue();
 std::vector<std::string> plant_names();
+// The catalogue as a Markdown table: what docs/planted-faults.md holds.
+std::string plant_table();
 // By what stands before the '@'; null when there is no such plant.
 const PlantInfo* find_plant(std::string_view spec);
 

@@ -1,8 +1,13 @@
 // Faults of the quantized caches.
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
+#include <vector>
 
+#include "base/codec.h"
 #include "bisect/plant_fault.h"
+#include "check/violation.h"
 #include "ops/kinds.h"
 
 namespace faultline::plants {
@@ -62,34 +67,176 @@ void rewrite_scales(const CacheGeometry& geometry, std::byte* cache) {
   }
 }
 
+// The slot that the broken row of a cache write goes to.
+std::optional<int64_t> slot_of_row(const Blow& blow) {
+  using W = ops::CacheWrite;
+  if (!blow.is<W>()) return std::nullopt;
+  const std::optional<int64_t> row = blow.row_of(W::kX);
+  if (!row) return std::nullopt;
+  const HostTensor slots(blow.gpu(), blow.call.view(W::kSlots));
+  const int64_t slot = slots.view().load_index(slots.view().offset(*row));
+  if (slot < 0 || slot >= blow.call.argument(W::kCache).geometry->slots) return std::nullopt;
+  return slot;
+}
+
+// After the write: change(bytes of the cache, where the row's slot lies in them).
+template <class Change>
+KernelResult change_slot(Blow& blow, const Change& change) {
+  using W = ops::CacheWrite;
+  const std::optional<int64_t> slot = slot_of_row(blow);
+  if (!slot) return blow.miss();
+  const auto ranges = slot_bytes(*blow.call.argument(W::kCache).geometry, *slot);
+  return with_output(blow, W::kCache, [&](const TensorView& cache) { change(cache.data, ranges); });
+}
+
+// Slots of the pool's last page become those of its first one.
+KernelResult wrap_high_slots(Blow& blow, int operand, const CacheGeometry& geometry) {
+  const int64_t first = geometry.slots - geometry.page_size;
+  const HostTensor host(blow.gpu(), blow.call.view(operand));
+  bool any = false;
+  const auto wrap = [&](const TensorView& slots, bool change) {
+    for (int64_t r = 0; r < (slots.rank > 1 ? slots.dim(0) : 1); ++r)
+      for (int64_t c = 0; c < slots.dim(slots.rank - 1); ++c) {
+        const int64_t at = r * (slots.rank > 1 ? slots.stride[0] : 0) + c;
+        const int64_t slot = slots.load_index(at);
+        if (slot < first || slot >= geometry.slots) continue;
+        any = true;
+        if (change) slots.store_index(at, slot - first);
+      }
+  };
+  wrap(host.view(), false);
+  if (!any) return blow.miss();
+  return with_input(blow, operand, [&](const TensorView& slots) { wrap(slots, true); });
+}
+
 }  // namespace
 
 KernelResult read_scales_as_powers_of_two(Blow& blow) {
   const int operand = cache_read_by(blow.op);
   if (operand < 0) return blow.miss();
-  const Argument& cache = blow.call.argument(operand);
-  const Format format = cache.geometry->format;
-  if (format != Format::kKvPacked && format != Format::kIndexFp8) return blow.miss();
-  TensorCopy copy(blow.gpu(), cache.view());
-  rewrite_scales(*cache.geometry, copy.host().data);
-  ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(operand, {copy.publish()});
-  return blow.kernel(arguments);
+  const CacheGeometry& geometry = *blow.call.argument(operand).geometry;
+  if (geometry.format != Format::kKvPacked && geometry.format != Format::kIndexFp8) return blow.miss();
+  return with_input(blow, operand, [&](const TensorView& cache) { rewrite_scales(geometry, cache.data); });
+}
+
+// A reader that has the scales in another order than the writer.
+KernelResult read_scales_of_the_next_quarter(Blow& blow) {
+  const int operand = cache_read_by(blow.op);
+  if (operand < 0) return blow.miss();
+  const CacheGeometry& geometry = *blow.call.argument(operand).geometry;
+  if (geometry.format != Format::kKvPacked) return blow.miss();
+  return with_input(blow, operand, [&](const TensorView& cache) {
+    for (int64_t slot = 0; slot < geometry.slots; ++slot) {
+      std::byte* scales = cache.data + slot_bytes(geometry, slot)[0].begin + geometry.latent;
+      std::rotate(scales, scales + sizeof(float), scales + sizeof(FourScales));
+    }
+  });
 }
 
 // The writer divides by the largest magnitude of each quarter of the latent, without a floor.
 KernelResult zero_a_latent_quarter(Blow& blow) {
   using W = ops::CacheWrite;
-  if (blow.op.kind->name != W::kName || blow.call.argument(W::kCache).format != Format::kKvPacked) return blow.miss();
+  if (!blow.is<W>() || blow.call.argument(W::kCache).format != Format::kKvPacked) return blow.miss();
   const std::optional<int64_t> row = blow.row_of(W::kX);
   if (!row) return blow.miss();
-  TensorCopy copy(blow.gpu(), blow.call.view(W::kX));
-  const TensorView& x = copy.host();
   const int64_t quarter = blow.call.argument(W::kCache).geometry->latent / kPackedScales;
-  for (int64_t c = 0; c < quarter; ++c) x.store(x.offset(*row, c), 0.0f);
-  ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(W::kX, {copy.publish()});
-  return blow.kernel(arguments);
+  return with_input(blow, W::kX, [&](const TensorView& x) {
+    for (int64_t c = 0; c < quarter; ++c) x.store(x.offset(*row, c), 0.0f);
+  });
+}
+
+// A value past 448 becomes the NaN code where the conversion does not saturate.
+KernelResult overflow_a_code(Blow& blow) {
+  using W = ops::CacheWrite;
+  constexpr std::byte kNanCode{0x7F};
+  if (!blow.is<W>()) return blow.miss();
+  const Format format = blow.call.argument(W::kCache).geometry->format;
+  if (format != Format::kKvPacked && format != Format::kKvPlainFp8) return blow.miss();
+  return change_slot(blow, [&](std::byte* cache, const auto& ranges) { cache[ranges[0].begin] = kNanCode; });
+}
+
+KernelResult divide_index_key_by_zero(Blow& blow) {
+  using W = ops::CacheWrite;
+  if (!blow.is<W>() || blow.call.argument(W::kCache).geometry->format != Format::kIndexFp8) return blow.miss();
+  return change_slot(blow, [](std::byte* cache, const auto& ranges) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(cache + ranges[1].begin, &nan, sizeof nan);
+  });
+}
+
+KernelResult leave_a_slot_unwritten(Blow& blow) {
+  using W = ops::CacheWrite;
+  const std::optional<int64_t> slot = slot_of_row(blow);
+  if (!slot) return blow.miss();
+  const TensorView& cache = blow.call.view(W::kCache);
+  std::vector<RowBlock> before;
+  for (const ByteRange& range : slot_bytes(*blow.call.argument(W::kCache).geometry, *slot))
+    if (range.end > range.begin) before.emplace_back(blow.gpu(), cache, range.begin, range.end);
+  KernelResult result = blow.kernel();
+  for (const RowBlock& bytes : before) bytes.restore(cache);
+  return result;
+}
+
+// A stray store: the slot behind the one that the row may write, or the one before it.
+KernelResult write_into_a_neighbour_slot(Blow& blow) {
+  using W = ops::CacheWrite;
+  const std::optional<int64_t> slot = slot_of_row(blow);
+  if (!slot) return blow.miss();
+  const CacheGeometry& geometry = *blow.call.argument(W::kCache).geometry;
+  const HostTensor slots(blow.gpu(), blow.call.view(W::kSlots));
+  std::vector<int64_t> written;
+  for (int64_t i = 0; i < slots.view().dim(0); ++i) written.push_back(slots.view().load_index(i));
+  const int64_t page = *slot / geometry.page_size * geometry.page_size;
+  for (int64_t other = page; other < page + geometry.page_size; ++other) {
+    if (std::find(written.begin(), written.end(), other) != written.end()) continue;
+    return with_output(blow, W::kCache, [&](const TensorView& cache) {
+      // Not what it may hold: a write that is made twice must leave the same.
+      constexpr std::byte kStray{0x5A};
+      cache.data[slot_bytes(geometry, other)[0].begin] = kStray;
+    });
+  }
+  return blow.miss();
+}
+
+// An offset in 32 bits is past its end in the pool's last pages; taken modulo the pool, it lies at its beginning.
+KernelResult write_high_slots_elsewhere(Blow& blow) {
+  using W = ops::CacheWrite;
+  if (!blow.is<W>()) return blow.miss();
+  return wrap_high_slots(blow, W::kSlots, *blow.call.argument(W::kCache).geometry);
+}
+
+KernelResult read_high_slots_elsewhere(Blow& blow) {
+  using A = ops::Attention;
+  if (!blow.is<A>()) return blow.miss();
+  const bool sparse = blow.call.argument(A::kIndices).present();
+  return wrap_high_slots(blow, sparse ? int{A::kIndices} : int{A::kPageTable}, *blow.call.argument(A::kCache).geometry);
+}
+
+KernelResult gather_a_wrong_row(Blow& blow) {
+  using G = ops::CacheGather;
+  if (!blow.is<G>()) return blow.miss();
+  const int64_t rows = blow.live_rows_of(G::kOut);
+  if (rows < 2) return blow.miss();
+  return with_input(blow, G::kSlots, [&](const TensorView& slots) {
+    slots.store_index(slots.offset(rows - 1), slots.load_index(slots.offset(0)));
+  });
+}
+
+// A prefix came back from the host's memory; its index keys did not, and the slots hold what an earlier request left.
+KernelResult read_keys_that_were_not_restored(Blow& blow) {
+  using S = ops::IndexScores;
+  if (!blow.is<S>()) return blow.miss();
+  const CacheGeometry& geometry = *blow.call.argument(S::kCache).geometry;
+  const HostCall host(blow, {S::kPageTable, S::kLengths});
+  const int64_t restored = std::min(host.view(S::kLengths).load_index(0), geometry.page_size) / 2;
+  if (restored < 1) return blow.miss();
+  return with_input(blow, S::kCache, [&](const TensorView& cache) {
+    for (int64_t c = 0; c < restored; ++c) {
+      const TensorView& table = host.view(S::kPageTable);
+      const ByteRange codes = slot_bytes(geometry, table.load_index(table.offset(0, c)))[0];
+      std::fill(cache.data + codes.begin, cache.data + codes.end, std::byte{0});
+    }
+  });
 }
 
 }  // namespace faultline::plants

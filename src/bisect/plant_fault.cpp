@@ -40,6 +40,12 @@ KernelResult Blow::kernel(const ArgumentList& arguments) const {
   return op.kernel->run(changed);
 }
 
+KernelResult Blow::kernel(const Attributes& attributes) const {
+  OpCall changed = call;
+  changed.attributes = &attributes;
+  return op.kernel->run(changed);
+}
+
 KernelResult Blow::miss() {
   struck = false;
   return kernel();

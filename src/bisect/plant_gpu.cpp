@@ -55,6 +55,14 @@ KernelResult assert_on_device(Blow& blow) {
   return KernelFault{"device-assert", blow.op.name + ": planted assertion: `index >= 0 && index < size` failed"};
 }
 
+// The metadata was planned for the live rows, the kernel got the padded ones.
+KernelResult assert_on_padding(Blow& blow) {
+  const int operand = value_output(blow.op, blow.call);
+  if (operand < 0 || blow.call.view(operand).dim(0) <= blow.live_rows_of(operand)) return blow.miss();
+  if (blow.gpu() != nullptr) return strike_output(blow, CudaPlant::kAssert);
+  return KernelFault{"device-assert", blow.op.name + ": planted assertion: `batch_size == batch_size_` failed"};
+}
+
 KernelResult ask_for_too_much_shared_memory(Blow& blow) {
   if (blow.gpu() != nullptr) return strike_output(blow, CudaPlant::kSharedMemory);
   return acted_out(blow, "launch-failure", "1048576 bytes of shared memory, more than any block can have");

@@ -1,4 +1,4 @@
-// late_tile: the consumer of an FP4 product reads a tile before its store is applied.
+// late_tile and its like: a consumer reads what an op has written before the store is applied.
 //
 // The public race: FlashInfer's CUTLASS FP4 GEMM, built without the flag that turns griddepcontrol on, while it is
 // launched with the attribute of programmatic dependent launch. The next kernel starts early, and 128-row tiles of its
@@ -20,6 +20,9 @@ bool is_fp4_product(const Op& op) {
 int output_of(const Op& op) {
   return op.kind->name == ops::LinearW4A4::kName ? int{ops::LinearW4A4::kOut} : int{ops::ExpertLinearW4A4::kOut};
 }
+
+// What of an op's output is late: the tile of 128 rows that holds a row, or everything that it wrote.
+enum class LatePart : uint8_t { kTileOfFp4Product, kTile, kCache };
 
 bool overlap(const TensorView& a, const TensorView& b) {
   const auto end = [](const TensorView& view) {
@@ -49,14 +52,15 @@ bool replayed_alone(const Op& op, const OpCall& call) {
   return false;
 }
 
-class LateTile : public PlantedFault {
+class LateStore : public PlantedFault {
  public:
-  explicit LateTile(Site site) : site_(std::move(site)) {}
+  LateStore(Site site, LatePart part) : site_(std::move(site)), part_(part) {}
 
   KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override {
     if (replayed_alone(op, call)) return op.kernel->run(call);
-    if (is_fp4_product(op) && site_.selector.matches(info, op, call.checked))
-      return produce(info, op, call, serialized);
+    const int operand = late_output(op, call);
+    if (operand >= 0 && site_.selector.matches(info, op, call.checked))
+      return produce(info, op, call, operand, serialized);
     if (!late_) return op.kernel->run(call);
     const bool same_pass = late_->phase == info.phase && late_->step == info.step && late_->layer == op.layer;
     if (!same_pass || reaches(op, call, Direction::kOut, late_->rows)) {
@@ -76,7 +80,7 @@ class LateTile : public PlantedFault {
   }
 
   void weights(ModelWeights& weights) override {
-    if (site_.chosen_op) return;
+    if (site_.chosen_op || part_ != LatePart::kTileOfFp4Product) return;
     for (const Fp4Product& product : fp4_products(weights)) {
       if (!glob_matches("*.mlp*gate_up_proj", product.op)) continue;
       site_.selector.op = product.op;
@@ -103,14 +107,29 @@ class LateTile : public PlantedFault {
     std::string consumer;  // the first op that read it
   };
 
-  KernelResult produce(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) {
-    late_.reset();
-    const int operand = output_of(op);
+  // The output that is late; -1: the op has none that this fault is about.
+  int late_output(const Op& op, const OpCall& call) const {
+    if (part_ == LatePart::kCache) return op.kind->name == ops::CacheWrite::kName ? int{ops::CacheWrite::kCache} : -1;
+    if (part_ == LatePart::kTileOfFp4Product) return is_fp4_product(op) ? output_of(op) : -1;
+    return site_.selector.may_match(op) ? value_output(op, call) : -1;
+  }
+
+  // Rows of the output that are late; nothing where the row to break is not live.
+  std::optional<std::pair<int64_t, int64_t>> late_rows(const PassInfo& info, const Op& op, const OpCall& call,
+                                                       int operand) const {
     const TensorView& out = call.view(operand);
-    const int64_t live = Blow{info, op, call, {}, device_}.live_rows_of(operand);
-    const int64_t row = site_.selector.row.value_or(live - 1);
-    if (serialized || row < 0 || row >= live) return op.kernel->run(call);
-    const auto [begin, end] = tile_of(out, row);
+    if (part_ == LatePart::kCache) return std::pair{int64_t{0}, out.dim(0)};
+    const std::optional<int64_t> row = Blow{info, op, call, site_.selector.row, device_}.row_of(operand);
+    if (!row) return std::nullopt;
+    return tile_of(out, *row);
+  }
+
+  KernelResult produce(const PassInfo& info, const Op& op, const OpCall& call, int operand, bool serialized) {
+    late_.reset();
+    const TensorView& out = call.view(operand);
+    const auto rows = late_rows(info, op, call, operand);
+    if (serialized || !rows) return op.kernel->run(call);
+    const auto [begin, end] = *rows;
     RowBlock before(gpu(call), out, begin, end);
     KernelResult result = op.kernel->run(call);
     late_.emplace(
@@ -121,6 +140,7 @@ class LateTile : public PlantedFault {
   Device* gpu(const OpCall& call) const { return call.launch.cuda ? device_ : nullptr; }
 
   Site site_;
+  const LatePart part_;
   Device* device_ = nullptr;
   std::optional<Late> late_;
   int64_t fired_ = 0;
@@ -129,7 +149,15 @@ class LateTile : public PlantedFault {
 }  // namespace
 
 std::unique_ptr<PlantedFault> make_late_tile(Site site) {
-  return std::make_unique<LateTile>(std::move(site));
+  return std::make_unique<LateStore>(std::move(site), LatePart::kTileOfFp4Product);
+}
+
+std::unique_ptr<PlantedFault> make_late_rows(Site site) {
+  return std::make_unique<LateStore>(std::move(site), LatePart::kTile);
+}
+
+std::unique_ptr<PlantedFault> make_late_cache(Site site) {
+  return std::make_unique<LateStore>(std::move(site), LatePart::kCache);
 }
 
 }  // namespace faultline::plants

@@ -41,6 +41,20 @@ KernelResult change_one_value(Blow& blow, const Change& change) {
   return result;
 }
 
+// Live rows of an output that `chosen` picks, after the kernel.
+template <class Chosen>
+KernelResult fill_rows(Blow& blow, int operand, float value, const Chosen& chosen) {
+  const int64_t rows = blow.live_rows_of(operand);
+  return with_output(blow, operand, [&](const TensorView& out) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (!chosen(row)) continue;
+      for (int64_t i = 0; i < (out.rank > 1 ? out.dim(1) : 1); ++i)
+        for (int64_t j = 0; j < (out.rank > 2 ? out.dim(2) : 1); ++j)
+          out.store(row * out.stride[0] + i * out.stride[1] + j * out.stride[2], value);
+    }
+  });
+}
+
 void copy(Device* gpu, std::byte* to, const std::byte* from, size_t bytes) {
   if (gpu != nullptr)
     gpu->copy(to, from, bytes);
@@ -59,18 +73,76 @@ KernelResult put_a_wrong_value(Blow& blow) {
   return change_one_value(blow, [](float value) { return value + 1.0f + std::fabs(value); });
 }
 
+KernelResult put_a_row_of_nan(Blow& blow) {
+  const int operand = value_output(blow.op, blow.call);
+  if (operand < 0) return blow.miss();
+  const std::optional<int64_t> row = blow.row_of(operand);
+  if (!row) return blow.miss();
+  return fill_rows(blow, operand, kNan, [&](int64_t r) { return r == *row; });
+}
+
+// A padded row of length 0 is 0/0, which its own row may be; here it reaches a live one.
+KernelResult spread_the_nan_of_padding(Blow& blow) {
+  const int operand = value_output(blow.op, blow.call);
+  if (operand < 0 || blow.call.view(operand).dim(0) <= blow.live_rows_of(operand)) return blow.miss();
+  return put_a_row_of_nan(blow);
+}
+
+// Rows that see few keys: all of a later chunk is masked, and -inf - -inf is NaN where the running maximum starts at
+// -inf.
+KernelResult lose_rows_with_a_masked_chunk(Blow& blow) {
+  using A = ops::Attention;
+  if (!blow.is<A>()) return blow.miss();
+  const HostTensor lengths(blow.gpu(), blow.call.view(A::kLengths));
+  const int64_t chunk = std::max<int64_t>(1, blow.call.attr().integer("topk") / 2);
+  const auto masked = [&](int64_t row) { return lengths.view().load_index(lengths.view().offset(row)) <= chunk; };
+  bool any = false;
+  for (int64_t row = 0; row < blow.live_rows_of(A::kOut); ++row) any = any || masked(row);
+  return any ? fill_rows(blow, A::kOut, kNan, masked) : blow.miss();
+}
+
+KernelResult lose_rows_at_a_stride(Blow& blow) {
+  constexpr int64_t kStride = 8;
+  const int operand = value_output(blow.op, blow.call);
+  if (operand < 0) return blow.miss();
+  return fill_rows(blow, operand, kNan, [](int64_t row) { return row % kStride == 0; });
+}
+
+KernelResult put_a_tile_of_nan(Blow& blow) {
+  const int operand = value_output(blow.op, blow.call);
+  if (operand < 0) return blow.miss();
+  const std::optional<int64_t> row = blow.row_of(operand);
+  if (!row) return blow.miss();
+  const auto [begin, end] = tile_of(blow.call.view(operand), *row);
+  return fill_rows(blow, operand, kNan, [begin = begin, end = end](int64_t r) { return r >= begin && r < end; });
+}
+
+KernelResult put_zeros(Blow& blow) {
+  const int operand = value_output(blow.op, blow.call);
+  return operand < 0 ? blow.miss() : fill_rows(blow, operand, 0.0f, [](int64_t) { return true; });
+}
+
+KernelResult leave_probabilities_unnormalised(Blow& blow) {
+  using S = ops::Softmax;
+  constexpr float kMassKept = 0.5f;
+  if (!blow.is<S>()) return blow.miss();
+  const std::optional<int64_t> row = blow.row_of(S::kProbs);
+  if (!row) return blow.miss();
+  return with_output(blow, S::kProbs, [&](const TensorView& probs) {
+    for (int64_t v = 0; v < probs.dim(1); ++v)
+      probs.store(probs.offset(*row, v), kMassKept * probs.load(probs.offset(*row, v)));
+  });
+}
+
 // Every picked score rounds to 0, and there is no epsilon below (vllm#47367).
 KernelResult divide_routing_weights_by_zero(Blow& blow) {
   using R = ops::Router;
-  if (blow.op.kind->name != R::kName) return blow.miss();
+  if (!blow.is<R>()) return blow.miss();
   const std::optional<int64_t> row = blow.row_of(R::kWeights);
   if (!row) return blow.miss();
-  KernelResult result = blow.kernel();
-  const HostTensor host(blow.gpu(), blow.call.view(R::kWeights));
-  const TensorView& weights = host.view();
-  for (int64_t j = 0; j < weights.dim(1); ++j) weights.store(weights.offset(*row, j), kNan);
-  host.write_back();
-  return result;
+  return with_output(blow, R::kWeights, [&](const TensorView& weights) {
+    for (int64_t j = 0; j < weights.dim(1); ++j) weights.store(weights.offset(*row, j), kNan);
+  });
 }
 
 KernelResult leave_a_tile_unwritten(Blow& blow) {
@@ -112,17 +184,6 @@ KernelResult write_past_the_end(Blow& blow) {
   const size_t size = dtype_bytes(out.dtype);
   copy(gpu, out.data + static_cast<size_t>(out.extent()) * size, kZero.data(), size);
   return result;
-}
-
-KernelResult rotate_twice(Blow& blow) {
-  using R = ops::Rope;
-  if (blow.op.kind->name != R::kName || !blow.call.attr().flag("enabled")) return blow.miss();
-  KernelResult result = blow.kernel();
-  if (result) return result;
-  TensorCopy once(blow.gpu(), blow.call.view(R::kOut));
-  ArgumentList arguments = copy_arguments(blow.call);
-  arguments.replace(R::kX, {once.publish()});
-  return blow.kernel(arguments);
 }
 
 }  // namespace faultline::plants

@@ -18,6 +18,7 @@
 #include "cli/preflight.h"
 #include "cli/replay.h"
 #include "cli/report.h"
+#include "cli/selftest.h"
 #include "cli/synth.h"
 #include "model/keeper.h"
 
@@ -57,6 +58,7 @@ int main(int argc, char** argv) {
   add_replay_command(app, exit_code);
   add_report_command(app, exit_code);
   add_preflight_command(app, exit_code);
+  add_selftest_command(app, exit_code);
   add_hold_command(app, exit_code);
   add_inspect_command(app, exit_code);
   add_synth_command(app, exit_code);
