@@ -70,6 +70,8 @@ std::vector<Suspicion> suspicions_of(const std::vector<ScreenRow>& rows) {
         suspicion.signature = failure.signature;
         suspicion.plant = row.plant;
         suspicion.task = row.tasks.front();
+        suspicion.screened = runs_that_show(row, failure.signature);
+        suspicion.repeated = row.tasks.size() > 1;
         suspicion.failure = std::move(failure);
         result.push_back(std::move(suspicion));
       }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "bisect/screen_repeats.h"
 #include "bisect/signature.h"
 
 namespace faultline {
@@ -41,6 +42,18 @@ int64_t launch_order(const Violation& v) {
   int64_t place = v.layer + 1;
   if (v.layer < 0) place = v.op.starts_with("batch.") || v.op.starts_with("embed") ? 0 : kStride - 1;
   return ((v.probe + 2) * kStride + (v.phase == "decode" ? kStride / 2 : 0) + v.step) * kStride + place;
+}
+
+WorkerTask screening_task(const ScreenRow& row, const Experiment& experiment, const ProbePlan& plan, int64_t repeat) {
+  WorkerTask task;
+  task.id = row.id;
+  task.resolved = row.resolved.resolved;
+  task.checks = experiment.checks;
+  task.plant = row.plant;
+  task.probes = plan;
+  task.seed = experiment.seed;
+  task.options.repeat = repeat;
+  return task;
 }
 
 }  // namespace
@@ -92,17 +105,9 @@ Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const s
     row.resolved = resolve(grid.axes, profile, target, shape);
     if (can_run(row.resolved, experiment.run_unsupported)) {
       FAULTLINE_TRY(const ProbePlan plan, probe_plan(experiment, row.resolved.resolved));
-      for (int64_t repeat = 0; repeat < experiment.repeats; ++repeat) {
-        WorkerTask task;
-        task.id = row.id;
-        task.resolved = row.resolved.resolved;
-        task.checks = experiment.checks;
-        task.plant = plant;
-        task.probes = plan;
-        task.seed = experiment.seed;
-        task.options.repeat = repeat;
-        row.tasks.push_back(std::move(task));
-      }
+      const int64_t repeats = experiment.repeats == kAutoRepeats ? 1 : experiment.repeats;
+      for (int64_t repeat = 0; repeat < repeats; ++repeat)
+        row.tasks.push_back(screening_task(row, experiment, plan, repeat));
     }
     result.push_back(std::move(row));
   }
@@ -174,22 +179,72 @@ void conclude(ScreenRow& row, const Experiment& experiment) {
     out.notes.push_back("finite but other values than the model's are not looked for at this check level");
 }
 
-}  // namespace
-
-Status screen(std::vector<ScreenRow>& rows, const Experiment& experiment, Session& session, const std::string& label) {
+// Runs the tasks of all rows that have no result yet.
+Status run_tasks(std::vector<ScreenRow>& rows, Session& session, const std::string& label) {
   std::vector<WorkerTask> tasks;
-  for (const ScreenRow& row : rows) tasks.insert(tasks.end(), row.tasks.begin(), row.tasks.end());
+  for (const ScreenRow& row : rows)
+    tasks.insert(tasks.end(), row.tasks.begin() + static_cast<std::ptrdiff_t>(row.results.size()), row.tasks.end());
   FAULTLINE_TRY(std::vector<TaskResult> results, session.run(tasks, label));
   size_t at = 0;
   for (ScreenRow& row : rows) {
-    for (size_t i = 0; i < row.tasks.size(); ++i) row.results.push_back(std::move(results[at++]));
+    while (row.results.size() < row.tasks.size()) row.results.push_back(std::move(results[at++]));
     for (const TaskResult& result : row.results)
       if (!result.error.empty())
         return tl::make_unexpected(Error{result.bad_input ? ErrorKind::kBadInput : ErrorKind::kInternal,
                                          fmt::format("{}: {}", row.id, result.error)});
-    conclude(row, experiment);
   }
   return {};
+}
+
+bool failed(const TaskResult& result) {
+  return result.failed() || !result.settings.empty();
+}
+
+RepeatedRow repeated(const ScreenRow& row) {
+  RepeatedRow out;
+  out.open = !row.tasks.empty();
+  for (const TaskResult& result : row.results) {
+    if (result.verdict == "skipped" || result.verdict == "unsupported") out.open = false;
+    ++out.count.runs;
+    out.count.failures += failed(result) ? 1 : 0;
+  }
+  if (const std::vector<Failure> failures = failures_of(row); !failures.empty())
+    out.signature = failures.front().signature;
+  return out;
+}
+
+}  // namespace
+
+Status screen(std::vector<ScreenRow>& rows, const Experiment& experiment, Session& session, const std::string& label) {
+  FAULTLINE_TRY_STATUS(run_tasks(rows, session, label));
+  while (experiment.repeats == kAutoRepeats) {
+    std::vector<RepeatedRow> counts;
+    for (const ScreenRow& row : rows) counts.push_back(repeated(row));
+    const std::vector<int64_t> more = repeats_to_run(counts);
+    if (std::all_of(more.begin(), more.end(), [](int64_t runs) { return runs == 0; })) break;
+    for (size_t i = 0; i < rows.size(); ++i)
+      for (int64_t run = 0; run < more[i]; ++run) {
+        const auto repeat = static_cast<int64_t>(rows[i].tasks.size());
+        rows[i].tasks.push_back(screening_task(rows[i], experiment, rows[i].tasks.front().probes, repeat));
+      }
+    FAULTLINE_TRY_STATUS(run_tasks(rows, session, label + ", repeats"));
+  }
+  for (ScreenRow& row : rows) conclude(row, experiment);
+  return {};
+}
+
+RunCount runs_that_show(const ScreenRow& row, const std::string& signature) {
+  RunCount count;
+  for (const TaskResult& result : row.results) {
+    if (result.verdict == "skipped" || result.verdict == "unsupported") continue;
+    ScreenRow one;
+    one.results = {result};
+    const std::vector<Failure> failures = failures_of(one);
+    ++count.runs;
+    count.failures += std::any_of(failures.begin(), failures.end(),
+                                  [&](const Failure& failure) { return failure.signature == signature; });
+  }
+  return count;
 }
 
 std::vector<Failure> failures_of(const ScreenRow& row) {

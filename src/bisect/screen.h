@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/repeat_statistics.h"
 #include "bisect/session.h"
 #include "bisect/task.h"
 #include "grid/expand.h"
@@ -36,7 +37,8 @@ Result<std::vector<ScreenRow>> screen_rows(const Experiment& experiment, const s
                                            const Profile& profile, const Target& target, const ShapeInfo& shape,
                                            const std::string& plant);
 
-// Runs the tasks of all rows and fills in results and outcomes.
+// Runs the tasks of all rows, with `repeats: auto` as many more as screen_repeats.h says, and fills in results and
+// outcomes.
 Status screen(std::vector<ScreenRow>& rows, const Experiment& experiment, Session& session, const std::string& label);
 
 // A failure of a row that is searched on its own: the first broken contract, or a setting that the row computes
@@ -47,5 +49,7 @@ struct Failure {
   int64_t probe = -1;
 };
 std::vector<Failure> failures_of(const ScreenRow& row);
+// Runs of the row, and those that failed so.
+RunCount runs_that_show(const ScreenRow& row, const std::string& signature);
 
 }  // namespace faultline

@@ -107,7 +107,7 @@ nlohmann::json to_json(const RunOptions& options) {
           {"reference", options.reference},
           {"kernel_limit", options.kernel_limit},
           {"eager", options.eager},
-          {"no_poison", options.no_poison},
+          {"refresh", options.refresh},
           {"repair_scales", options.repair_scales},
           {"only_probe", options.only_probe},
           {"repeat", options.repeat},
@@ -168,7 +168,7 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   run.read("reference", task.options.reference);
   run.read("kernel_limit", task.options.kernel_limit);
   run.read("eager", task.options.eager);
-  run.read("no_poison", task.options.no_poison);
+  run.read("refresh", task.options.refresh);
   run.read("repair_scales", task.options.repair_scales);
   run.read("only_probe", task.options.only_probe);
   run.read("repeat", task.options.repeat);

@@ -36,12 +36,12 @@ struct RunOptions {
   bool op_by_op = false;
   bool serialize_all = false;
   std::vector<std::string> serialize;  // op names
+  std::vector<std::string> refresh;    // buffers of a graph's batch, written anew right before each replay
   // Ops that run on the reference: patterns (signature.h), or kSettingPrefix + attribute for every op whose resolved
   // attribute differs from the model's.
   std::vector<std::string> reference;
   int64_t kernel_limit = -1;  // ops launched from this number on run on the reference; -1: none
   bool eager = false;         // cuda_graph off, whatever the row says
-  bool no_poison = false;
   bool repair_scales = false;  // unusable scalar scales of the checkpoint are replaced by 1
   int64_t only_probe = -1;     // run this probe alone (after capture); -1: all
   int64_t repeat = 0;          // which repeat this is; only sets tasks apart

@@ -1,9 +1,24 @@
 #include "cli/run_options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <fstream>
 
+
 namespace faultline {
+
+namespace {
+
+int64_t repeats_of(const std::string& text) {
+  if (text == "auto") return kAutoRepeats;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size() || number < 1)
+    throw CLI::ValidationError("--repeats", "a number from 1 up, or auto; not '" + text + "'");
+  return number;
+}
+
+}  // namespace
 
 void add_run_options(CLI::App& command, BisectOptions& options) {
   constexpr int64_t kBytesPerMiB = int64_t{1} << 20;
@@ -13,7 +28,9 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
   command.add_option("--checks", options.checks, "off, finite, full, reference");
   command.add_option("--strategy", options.strategy, "full, pairs, adaptive");
   command.add_option("--plant", options.plants, "a fault to plant, NAME[@selector]; may be repeated");
-  command.add_option("--repeats", options.repeats, "runs of each configuration");
+  command.add_option_function<std::string>(
+      "--repeats", [&options](const std::string& text) { options.repeats = repeats_of(text); },
+      "runs of each configuration, or auto: as many as change what is concluded");
   command.add_option("--seed", options.seed, "of prompts, sampling and page order");
   command.add_option("--time-limit", options.time_limit, "seconds; the run then ends cleanly");
   command.add_option("--timeout", options.timeout, "seconds without progress after which a worker hangs");

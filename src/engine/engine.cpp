@@ -10,6 +10,17 @@
 namespace faultline {
 namespace {
 
+// What the scheduler writes before each pass, by the names of its tensors.
+struct BatchInput {
+  const char* name;
+  TensorView Pass::*tensor;
+};
+constexpr BatchInput kBatchInputs[] = {
+    {"batch.req_pool_indices", &Pass::req_pool}, {"batch.seq_lens", &Pass::seq_lens},
+    {"batch.cu_seqlens_q", &Pass::cu_seqlens_q}, {"batch.input_ids", &Pass::input_ids},
+    {"batch.out_cache_loc", &Pass::slots},       {"batch.last_rows", &Pass::last_rows},
+    {"batch.req_to_token", &Pass::req_to_token}};
+
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -288,11 +299,18 @@ Result<PassOutcome> Engine::run(std::span<const Rows> rows, PassPhase phase, con
     mirror_->push(pass->uniform);
   }
 
-  for (const TensorView* tensor : {&pass->req_pool, &pass->seq_lens, &pass->cu_seqlens_q, &pass->input_ids,
-                                   &pass->slots, &pass->last_rows, &pass->req_to_token})
-    mirror_->push(*tensor);
+  for (const BatchInput& input : kBatchInputs) mirror_->push(pass->*input.tensor);
+  const bool refresh = graph && !hooks_.refresh.empty();
+  if (refresh) {
+    // A fault that shows here shows again in the pass, where it is reported.
+    (void)device().wait();
+    for (const BatchInput& input : kBatchInputs)
+      if (hooks_.refresh.count(input.name) != 0) mirror_->push(pass->*input.tensor);
+    (void)device().wait();
+  }
 
-  info_ = PassInfo{phase, steps_[phase]++, {tokens, requests}, graph, options.warmup};
+  info_ = PassInfo{phase, steps_[phase]++, {tokens, requests}, graph, options.warmup,
+                   refresh ? &hooks_.refresh : nullptr};
   last_ = pass;
   PassOutcome outcome = run_pass(*pass, info_, config_.checks, hooks_, state_);
   if (!outcome.clean()) return outcome;

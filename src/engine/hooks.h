@@ -21,6 +21,8 @@ struct PassInfo {
   LiveCounts live;
   bool graph = false;  // a replay of recorded ops with static buffers, padded to a bucket
   bool warmup = false;
+  // Buffers of the batch, by name, that were written anew right before this replay (EngineHooks::refresh); null: none.
+  const std::set<std::string>* refreshed = nullptr;
 };
 
 // Breaks something on purpose (bisect/plants). Stands where the kernel is called, so that a replay of the op meets the
@@ -56,6 +58,9 @@ struct EngineHooks {
   // Ops whose following edge waits for all work (by name), or all of them.
   std::set<std::string> serialize;
   bool serialize_all = false;
+  // Buffers of the batch ("batch.seq_lens") that are written once more right before a graph's replay, when everything
+  // before has been waited for: does one of them hold another step's values?
+  std::set<std::string> refresh;
   // Ops that run on the reference instead of their kernel.
   std::function<bool(const Op& op, int64_t launch)> use_reference;
   // After the ops of a layer, while its tensors are still there (the next layer reuses their memory).

@@ -74,7 +74,13 @@ class Parser {
     if (key == "probes") return parse_probes(node);
     if (key == "checks") return parse_checks(node);
     if (key == "strategy") return store(e.strategy, read_.choice(node, key, {"full", "pairs", "adaptive"}));
-    if (key == "repeats") return store(e.repeats, read_.integer(node, key, 1, kMaxRepeats));
+    if (key == "repeats") {
+      if (node.is_scalar() && node.text == "auto") {
+        e.repeats = kAutoRepeats;
+        return {};
+      }
+      return store(e.repeats, read_.integer(node, key, 1, kMaxRepeats));
+    }
     if (key == "seed") return store(e.seed, read_.integer(node, key, 0, std::numeric_limits<int64_t>::max()));
     if (key == "plant") return parse_plants(node);
     if (key == "shape_rules") return store(e.shape_rules, read_.choice(node, key, {"glm5", "actual"}));
@@ -402,8 +408,9 @@ std::string write_experiment(const Experiment& experiment) {
     text += "  - {" + entry + "}\n";
   }
   text += probes_yaml(experiment.probes);
-  text += fmt::format("checks: \"{}\"\nstrategy: {}\nrepeats: {}\nseed: {}\n", experiment.checks, experiment.strategy,
-                      experiment.repeats, experiment.seed);
+  text +=
+      fmt::format("checks: \"{}\"\nstrategy: {}\nrepeats: {}\nseed: {}\n", experiment.checks, experiment.strategy,
+                  experiment.repeats == kAutoRepeats ? "auto" : std::to_string(experiment.repeats), experiment.seed);
   if (!experiment.plant.empty()) text += "plant: " + quoted_list(experiment.plant) + "\n";
   text += fmt::format("shape_rules: {}\nrun_unsupported: {}\n", experiment.shape_rules, experiment.run_unsupported);
   if (experiment.time_limit) text += fmt::format("time_limit: {}\n", *experiment.time_limit);

@@ -46,6 +46,9 @@ struct Exclusion {
   std::vector<RequestedAxis> when;
 };
 
+// `repeats: auto`: as many as change what the run concludes.
+inline constexpr int64_t kAutoRepeats = 0;
+
 struct Experiment {
   std::string name;   // of the run directory; the file's name without ".yaml" when left out
   std::string model;  // folder or "synth:…"; empty: not said
@@ -60,7 +63,7 @@ struct Experiment {
   Probes probes;
   std::string checks = "full";    // off, finite, full, reference
   std::string strategy = "full";  // full, pairs, adaptive
-  int64_t repeats = 1;
+  int64_t repeats = 1;            // of each configuration, or kAutoRepeats
   uint64_t seed = 7;
   std::vector<std::string> plant;    // "NAME" or "NAME@selector"
   std::string shape_rules = "glm5";  // glm5: guards as for the full model; actual: as for the model at hand

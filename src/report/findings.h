@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/repeat_statistics.h"
+
 namespace faultline {
 
 using AxisValues = std::map<std::string, std::string>;
@@ -80,7 +82,13 @@ struct Localized {
   std::string plant;
   std::string reproduces;  // yes, no, unknown
   std::string necessary;
-  std::string confidence;  // "high", "medium", "low", with k of n where repeated
+  std::string confidence;  // "high", "medium", "low"
+  // What it rests on where runs were repeated: the case unchanged, and with what is convicted taken out of it. `level`:
+  // at which the first could not have come to the second by luck; 0: the failure was taken to be there each time.
+  RunCount unchanged;
+  RunCount changed;
+  double level = 0;
+  int64_t worker_runs = 0;  // that the conviction took
   std::vector<std::string> configurations;
   std::string capsule;  // path inside the run directory, or empty
   std::string explanation;
