@@ -7,6 +7,7 @@
 #include "bisect/driver.h"
 #include "grid/axes.h"
 #include "grid/neighbourhood.h"
+#include "grid/secrets.h"
 #include "grid/server_args.h"
 #include "grid/shape.h"
 
@@ -42,7 +43,7 @@ AxisValues runnable_axes(const ServerLine& line, const Profile& profile) {
 Result<Experiment> experiment_of_line(const LineQuestion& question) {
   Experiment experiment;
   experiment.name = "server-args";
-  experiment.server_args = question.text;
+  experiment.server_args = redacted_line(question.text);
   if (!question.profile.empty()) experiment.profile = question.profile;
   if (!question.arch.empty()) experiment.arch = question.arch;
   const Profile* profile = find_profile(experiment.profile);

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "grid/secrets.h"
 
 namespace faultline {
 
@@ -47,6 +48,13 @@ std::vector<std::string> process_arguments() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);  // files there have no size
   std::string argument;
   while (std::getline(in, argument, '\0')) arguments.push_back(argument);
+  // A server's line may hold keys, which are for no record.
+  constexpr std::string_view kLine = "--server-args";
+  const std::string joined = std::string(kLine) + "=";
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == kLine && i + 1 < arguments.size()) arguments[i + 1] = redacted_line(arguments[i + 1]);
+    if (arguments[i].starts_with(joined)) arguments[i] = joined + redacted_line(arguments[i].substr(joined.size()));
+  }
   return arguments;
 }
 

@@ -8,6 +8,7 @@
 #include "grid/axes.h"
 #include "grid/launch_command.h"
 #include "grid/profile.h"
+#include "grid/secrets.h"
 
 namespace faultline {
 namespace {
@@ -43,23 +44,6 @@ ShapeInfo server_shape(const ServerLine& line, const ServerArgsQuestion& questio
   return shape;
 }
 
-const std::vector<ArchDefault>* defaults_of(const Profile& profile, std::string_view axis) {
-  if (axis == "attention_backend") return &profile.attention_backend;
-  if (axis == "kv_cache_dtype") return &profile.kv_cache_dtype;
-  if (axis == "fp4_gemm_backend") return &profile.fp4_gemm_backend;
-  if (axis == "moe_runner_backend") return &profile.moe_runner_backend;
-  if (axis == "sampling_backend") return &profile.sampling_backend;
-  if (axis == "shared_experts_fusion") return &profile.shared_experts_fusion;
-  return nullptr;
-}
-
-const NsaDefault* nsa_default(const Profile& profile, const std::string& kv_cache_dtype, Arch arch) {
-  const std::string key = kv_cache_dtype == "fp8_e4m3" ? kv_cache_dtype : "bf16";
-  for (const NsaDefault& entry : profile.nsa_backends)
-    if (entry.kv_cache_dtype == key && applies_to(entry.archs, arch)) return &entry;
-  return nullptr;
-}
-
 std::string value_or_dash(const AxisValues& values, std::string_view key) {
   const auto it = values.find(std::string(key));
   return it == values.end() ? "-" : it->second;
@@ -69,10 +53,8 @@ SettingAnswer explain(std::string_view axis, const ResolvedConfiguration& c, con
                       const Target& target) {
   SettingAnswer answer{std::string(axis), value_or_dash(c.requested, axis), value_or_dash(c.resolved, axis), "", ""};
   const bool nsa = axis == "nsa_prefill_backend" || axis == "nsa_decode_backend";
-  const NsaDefault* chosen = nsa_default(profile, value_or_dash(c.resolved, "kv_cache_dtype"), target.arch);
-  const std::string from_table = chosen == nullptr               ? ""
-                                 : axis == "nsa_prefill_backend" ? chosen->prefill
-                                                                 : chosen->decode;
+  const NsaDefault& chosen = nsa_default(profile, value_or_dash(c.resolved, "kv_cache_dtype"), target.arch);
+  const std::string& from_table = axis == "nsa_prefill_backend" ? chosen.prefill : chosen.decode;
   if (answer.resolved == "-" && nsa) {
     // The layout of the cache is all that they decide then.
     answer.why =
@@ -85,7 +67,7 @@ SettingAnswer explain(std::string_view axis, const ResolvedConfiguration& c, con
   } else if (nsa && (answer.requested == kAuto || answer.requested != answer.resolved)) {
     answer.why = answer.requested == kAuto ? "the server chooses it" : "the server replaces what was asked for";
     if (answer.requested == kAuto && from_table != answer.resolved) answer.why = from_table + ", resolved";
-    answer.source = chosen == nullptr ? "" : chosen->source;
+    answer.source = chosen.source;
   } else if (answer.requested == kAuto) {
     answer.why = "the server chooses it";
     if (const auto* table = defaults_of(profile, axis); table != nullptr && !table->empty())
@@ -284,7 +266,7 @@ std::string answer_json(const ServerArgsAnswer& answer, const std::string& text)
   root["schema"] = kSchema;
   root["profile"] = answer.profile->name;
   root["arch"] = answer.target.name;
-  root["line"] = text;
+  root["line"] = redacted_line(text);
   root["model"] = answer.line.model;
   root["rows"] = nlohmann::json::array();
   root["rows"].push_back({{"id", "line"},

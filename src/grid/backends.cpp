@@ -93,7 +93,8 @@ std::vector<Backend> sparse_table(AttentionPhase phase) {
 
 // Backends of attention_backend other than nsa: dense attention over the whole context, because
 // get_indexer_metadata() of anything but nsa is None (sglang 93109cc layers/attention/nsa/nsa_indexer.py:1038-1055).
-std::vector<Backend> dense_table() {
+std::vector<Backend> dense_table(AttentionPhase phase) {
+  const bool decode = phase == AttentionPhase::kDecode;
   constexpr std::string_view kOtherHardware = "is for other hardware than NVIDIA's";
   const auto elsewhere = [&](const char* value, bool asserts, const char* source) {
     return Backend{.value = value,
@@ -116,10 +117,12 @@ std::vector<Backend> dense_table() {
        .stores_by_assertion = true,
        .source = "sglang d69c39b layers/attention/torch_native_backend.py:96-99, 170-173 (keys are cast to the query's "
                  "dtype); sglang 93109cc mem_cache/memory_pool.py:1558"},
-      {.value = "flashmla",
+      {.value =
+           "flashmla",  // its extend is FlashInferMLAAttnBackend's, without a k_rope apart: stored by set_kv_buffer
+       .served_by = decode ? "" : "flashinfer",
        .stores_by_assertion = true,
-       .prefill_from_rows = true,  // its extend is FlashInferMLAAttnBackend's
-       .archs = {Arch::kSm90},
+       .prefill_from_rows = true,
+       .archs = decode ? std::vector<Arch>{Arch::kSm90} : std::vector<Arch>{},
        .elsewhere = "FlashMLA's dense decode kernel exists for SM90a only",
        .source =
            "sglang d69c39b layers/attention/flashmla_backend.py:46, 413-469, 484; FlashMLA README, table of kernels"},
@@ -159,11 +162,13 @@ std::vector<Backend> dense_table() {
 }
 
 const std::vector<Backend>& table_of(bool dense, AttentionPhase phase) {
-  static const std::vector<Backend> dense_rows = dense_table();
-  static const std::vector<Backend> prefill_rows = sparse_table(AttentionPhase::kPrefill);
-  static const std::vector<Backend> decode_rows = sparse_table(AttentionPhase::kDecode);
-  if (dense) return dense_rows;
-  return phase == AttentionPhase::kPrefill ? prefill_rows : decode_rows;
+  struct Phases {
+    std::vector<Backend> dense, sparse;
+  };
+  static const Phases prefill = {dense_table(AttentionPhase::kPrefill), sparse_table(AttentionPhase::kPrefill)};
+  static const Phases decode = {dense_table(AttentionPhase::kDecode), sparse_table(AttentionPhase::kDecode)};
+  const Phases& tables = phase == AttentionPhase::kPrefill ? prefill : decode;
+  return dense ? tables.dense : tables.sparse;
 }
 
 Backend from_registry(const Kernel& kernel) {
@@ -203,10 +208,8 @@ Backend find_backend(std::string_view axis, std::string_view value, AttentionPha
   const bool dense = axis == "attention_backend";
   const std::vector<Backend>& table = table_of(dense, phase);
   const auto known = std::find_if(table.begin(), table.end(), [&](const Backend& b) { return b.value == value; });
-  // flashmla's prefill is flashinfer's.
-  const std::string_view served =
-      dense && value == "flashmla" && phase == AttentionPhase::kPrefill ? "flashinfer" : value;
-  const Kernel* kernel = kernel_serving(axis, served, "attention");
+  const bool lent = known != table.end() && !known->served_by.empty();
+  const Kernel* kernel = kernel_serving(axis, lent ? std::string_view(known->served_by) : value, "attention");
   if (known == table.end() && kernel != nullptr) return from_registry(*kernel);
   Backend backend = known == table.end() ? Backend{.sparse = !dense} : *known;
   backend.value = value;

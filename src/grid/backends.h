@@ -25,6 +25,7 @@ enum class AttentionPhase : uint8_t { kPrefill, kDecode };
 
 struct Backend {
   std::string value;                   // of the axis
+  std::string served_by;               // another value, whose kernel runs for it in this phase; empty: its own
   const Kernel* kernel = nullptr;      // of this build; null: none follows the backend
   bool sparse = false;                 // reads top-k indices: the indexer runs
   std::vector<Format> formats;         // of the cache that its kernel takes; empty: any

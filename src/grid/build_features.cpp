@@ -11,10 +11,6 @@ struct BuildFeature {
   std::string_view value;
 };
 
-// The engine also does gate_up_scale=first and router_bias=bf16, and reports each as a `setting`. Neither is here, so a
-// row resolves to the model's own arithmetic and says so: a checkpoint whose scales agree, or whose bias bf16 holds, is
-// the same either way, while on any other the row's verdict would be that setting's, in the place of what was looked
-// for.
 constexpr BuildFeature kFeatures[] = {
     {"index_scales", "f32"},
     {"index_scales", "ue8m0"},
@@ -27,7 +23,9 @@ constexpr BuildFeature kFeatures[] = {
     {"experts_input_scale", "shared"},
     {"experts_input_scale", "per_expert"},
     {"gate_up_scale", "own"},
+    {"gate_up_scale", "first"},
     {"router_bias", "f32"},
+    {"router_bias", "bf16"},
     {"shared_experts", "apart"},
     {"shared_experts", "fused"},
     {"max_total_tokens", "*"},

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "base/yaml.h"
 #include "grid/axes.h"
+#include "grid/secrets.h"
 
 namespace faultline {
 namespace {
@@ -65,7 +66,11 @@ class Parser {
     Experiment& e = experiment_;
     const std::string& key = node.key;
     if (key == "axes" || key == "rows") return {};
-    if (key == "server_args") return store(e.server_args, read_.text(node, key));
+    if (key == "server_args") {
+      FAULTLINE_TRY_STATUS(store(e.server_args, read_.text(node, key)));
+      e.server_args = redacted_line(e.server_args);
+      return {};
+    }
     if (key == "name") return parse_name(node);
     if (key == "model") return store(e.model, read_.text(node, key));
     if (key == "profile") return store(e.profile, read_.choice(node, key, profile_names()));

@@ -1,10 +1,10 @@
 #include "grid/launch_command.h"
-#include "base/text.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 
+#include "base/text.h"
 #include "grid/axes.h"
 #include "grid/server_flags.h"
 #include "grid/shell_words.h"
@@ -60,15 +60,9 @@ std::optional<std::string> chosen_by(const std::vector<ArchDefault>& table, cons
 
 bool is_default(const Axis& axis, const std::string& value, const Profile& profile, const Target& target) {
   if (value == kAuto || value == axis.fallback) return true;
-  const std::pair<std::string_view, const std::vector<ArchDefault>*> tables[] = {
-      {"attention_backend", &profile.attention_backend},
-      {"kv_cache_dtype", &profile.kv_cache_dtype},
-      {"fp4_gemm_backend", &profile.fp4_gemm_backend},
-      {"moe_runner_backend", &profile.moe_runner_backend},
-      {"sampling_backend", &profile.sampling_backend}};
-  for (const auto& [name, table] : tables)
-    if (axis.name == name && !table->empty()) return chosen_by(*table, target) == value;
-  return false;
+  if (axis.name == "shared_experts_fusion") return false;  // two flags, neither of which is the default
+  const std::vector<ArchDefault>* table = defaults_of(profile, axis.name);
+  return table != nullptr && !table->empty() && chosen_by(*table, target) == value;
 }
 
 }  // namespace

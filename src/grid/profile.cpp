@@ -77,6 +77,26 @@ const ArchDefault& default_for(const std::vector<ArchDefault>& table, Arch arch)
   return *it;
 }
 
+const std::vector<ArchDefault>* defaults_of(const Profile& profile, std::string_view axis) {
+  const std::pair<std::string_view, const std::vector<ArchDefault>*> tables[] = {
+      {"attention_backend", &profile.attention_backend}, {"kv_cache_dtype", &profile.kv_cache_dtype},
+      {"fp4_gemm_backend", &profile.fp4_gemm_backend},   {"moe_runner_backend", &profile.moe_runner_backend},
+      {"sampling_backend", &profile.sampling_backend},   {"shared_experts_fusion", &profile.shared_experts_fusion}};
+  for (const auto& [name, table] : tables)
+    if (name == axis) return table;
+  return nullptr;
+}
+
+const NsaDefault& nsa_default(const Profile& profile, std::string_view kv_cache_dtype, Arch arch) {
+  const std::string_view key = kv_cache_dtype == "fp8_e4m3" ? kv_cache_dtype : "bf16";
+  const auto& table = profile.nsa_backends;
+  const auto it = std::find_if(table.begin(), table.end(), [&](const NsaDefault& entry) {
+    return entry.kv_cache_dtype == key && applies_to(entry.archs, arch);
+  });
+  FAULTLINE_CHECK(it != table.end());
+  return *it;
+}
+
 Profile common_rules() {
   Profile p;
   p.attention_backend = {{{}, "nsa", "sglang 93109cc server_args.py:1536-1538"}};
@@ -128,11 +148,33 @@ Profile common_rules() {
                   "sglang d69c39b server_args.py:2633, 2644"};
   p.fusion_off_runners = {"flashinfer_trtllm", "flashinfer_trtllm_routed"};
   p.router_bias = {"with modelopt_fp4 this MoE runner takes the router's correction bias in BF16",
-                   "sglang models/deepseek_v2.py MoEGate (2026 copy); sglang #37133, #31001"};
+                   "sglang v0.5.9 models/deepseek_v2.py:308-313, 93109cc models/deepseek_v2.py:279-285; sglang #37133, "
+                   "#31001"};
   p.router_bias_runners = {"flashinfer_trtllm"};
   p.gate_up_scale = {"this MoE runner takes gate's weight_scale_2 for up as well, with a warning where they differ",
                      "sglang 93109cc layers/quantization/modelopt_quant.py:1703"};
-  p.gate_up_scale_runners = {"flashinfer_trtllm", "flashinfer_cutlass", "cutlass"};
+  p.gate_up_scale_runners = {"flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "cutlass"};
+  const Cited falls_through = {
+      "NVFP4 experts have no path of this runner's, and what is left of apply() is "
+      "cutlass_moe_fp4, as under cutlass",
+      "sglang v0.5.9, 93109cc layers/quantization/modelopt_quant.py "
+      "ModelOptNvFp4FusedMoEMethod.apply; sglang #19948 ran deep_gemm so"};
+  const auto no_choices = [](const char* output) {
+    return Cited{
+        fmt::format("AttributeError: {} has no topk_weights, which the path that NVFP4 experts take reads", output),
+        "sglang v0.5.9, 93109cc layers/moe/topk.py TopK.forward_cuda, layers/quantization/modelopt_quant.py "
+        "ModelOptNvFp4FusedMoEMethod.apply"};
+  };
+  p.nvfp4_runners = {
+      {"deep_gemm", "cutlass", false, falls_through},
+      {"triton", "cutlass", false, falls_through},
+      {"triton_kernel", "", false, no_choices("TritonKernelTopKOutput")},
+      {"flashinfer_mxfp4", "", false, no_choices("BypassedTopKOutput")},
+      {"flashinfer_trtllm_routed",
+       "",
+       true,
+       {"AssertionError: FlashInfer TRTLLM routed MOE supports only: 'fp8', 'mxfp8', or bfloat16 (None).",
+        "sglang 93109cc server_args.py:2694-2700 _handle_moe_kernel_config"}}};
   p.index_hadamard = {"the indexer's queries and keys pass a Hadamard transform after RoPE",
                       "sglang 93109cc layers/attention/nsa/nsa_indexer.py:135, 143"};
   p.index_query = {"the indexer's queries are quantised to e4m3, one scale a head",

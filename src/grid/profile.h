@@ -59,6 +59,15 @@ struct NsaDefault {
   std::string source;
 };
 
+// A MoE runner that the experts of an NVFP4 checkpoint have no path of their own for: another takes its place, or the
+// server stops, at its start or at the first forward pass.
+struct RunnerRule {
+  std::string runner;
+  std::string runs_as;  // empty: refused
+  bool at_start = false;
+  Cited why;
+};
+
 struct Profile {
   std::string name;  // "sglang-0.5.9"
   std::vector<FlagChoices> choices;
@@ -85,7 +94,8 @@ struct Profile {
   Cited forced_yarn;           // rope_type deepseek_yarn without a factor
   Cited fusion_off;            // some MoE runners switch the fusion of the shared expert off…
   std::vector<std::string> fusion_off_runners;  // …these
-  Cited router_bias;                            // the router's bias in BF16, with these runners
+  std::vector<RunnerRule> nvfp4_runners;
+  Cited router_bias;  // the router's bias in BF16, with these runners
   std::vector<std::string> router_bias_runners;
   Cited gate_up_scale;  // up's own scale ignored, with these runners
   std::vector<std::string> gate_up_scale_runners;
@@ -114,5 +124,9 @@ inline constexpr std::string_view kDefaultProfile = "sglang-0.5.9";
 // The entry for an architecture; aborts when the table has none (each table ends with one for all).
 const ArchDefault& default_for(const std::vector<ArchDefault>& table, Arch arch);
 bool applies_to(const std::vector<Arch>& archs, Arch arch);
+// What `auto` is of an axis, by architecture; null: the axis has no such table.
+const std::vector<ArchDefault>* defaults_of(const Profile& profile, std::string_view axis);
+// What the NSA backends are by themselves, for a resolved kv_cache_dtype.
+const NsaDefault& nsa_default(const Profile& profile, std::string_view kv_cache_dtype, Arch arch);
 
 }  // namespace faultline

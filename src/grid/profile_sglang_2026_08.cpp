@@ -59,6 +59,27 @@ Profile make_profile_sglang_2026_08() {
       "Blackwell and "
       "above, or use moe_runner_backend=marlin on SM80+.",
       "sglang 2026-08 layers/quantization/modelopt_quant.py, ModelOptNvFp4FusedMoEMethod"};
+  p.router_bias_runners = {};  // F32 again: models/deepseek_v2.py:478-487
+  p.gate_up_scale = {"this MoE runner takes gate's weight_scale_2 for up as well",
+                     "sglang c863760 layers/quantization/modelopt_quant.py _compute_gemm1_alphas (one alpha), "
+                     "process_weights_after_loading (marlin)"};
+  p.gate_up_scale_runners = {"flashinfer_cutlass", "flashinfer_cutedsl", "marlin"};
+  p.nvfp4_runners = {{"cutlass",
+                      "",
+                      true,
+                      {"NotImplementedError: moe_runner_backend=cutlass is not supported for NVFP4 MoE. Use "
+                       "--moe-runner-backend flashinfer_cutlass instead.",
+                       "sglang c863760 layers/quantization/modelopt_quant.py:2713-2717"}}};
+  for (const char* runner : {"deep_gemm", "triton", "triton_kernel", "flashinfer_mxfp4", "experimental_sgl_trtllm",
+                             "aiter", "humming", "experimental_sgl_marlin", "hpc_ops", "megamoe"})
+    p.nvfp4_runners.push_back(
+        {runner,
+         "",
+         false,
+         {fmt::format("NotImplementedError: Unsupported moe_runner_backend for NVFP4 MoE: {}. Use --moe-runner-backend "
+                      "flashinfer_cutlass instead.",
+                      runner),
+          "sglang c863760 layers/quantization/modelopt_quant.py:2887-2890"}});
   p.indexer_archs = {};  // other logits kernels than DeepGEMM's can be chosen
   p.fusion_off = {"--disable-shared-experts-fusion is set by this MoE runner",
                   "sglang c863760 arg_groups/overrides.py:2520-2543"};

@@ -41,6 +41,8 @@ struct ShapeInfo {
   // Dense attention differs from the model only past the model's own top-k. 0: not known, so it may.
   int64_t model_index_topk = 0;
   int64_t longest_context = 0;  // tokens that the probes reach
+  // Of the model at hand: the server fuses one shared expert, and no other number.
+  int64_t model_shared_experts = 1;
 };
 
 // `requested` holds any of the axes (grid/axes.h), each with a value of the axis in its canonical spelling; axes left

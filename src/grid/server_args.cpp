@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "grid/axes.h"
+#include "grid/secrets.h"
 #include "grid/server_flags.h"
 #include "grid/shell_words.h"
 
@@ -403,6 +404,7 @@ Result<ServerLine> parse_server_args(std::string_view text, const Profile& profi
     return bad_input("server args: byte {} (0x{:02x}) is not text (UTF-8); paste the line again", bad + 1,
                      static_cast<unsigned>(static_cast<unsigned char>(text[bad])));
   FAULTLINE_TRY(std::vector<ShellWord> words, shell_words(text));
+  redact_words(words);
   if (words.empty())
     return bad_input(
         "server args: nothing to read; paste the server's command line, as '--attention-backend triton --tp 8'");

@@ -40,6 +40,8 @@ struct ServerLine {
   std::vector<std::string> kept;
 };
 
+// Secrets are replaced by a placeholder (grid/secrets.h) before anything is read.
+//
 // Bad input, as "server args:LINE:COLUMN: …" (columns count characters, from 1): nothing but blanks, more than
 // kMaxServerLine bytes, text that is not UTF-8, an open quote, a word that is no flag, a flag that no version has (with
 // the nearest one), a value that is missing, superfluous or not of the flag's type, a value that no version's flag has.

@@ -57,6 +57,7 @@ struct ServerFlag {
   int line = 0;
   FlagRole role = FlagRole::kServing;
   std::string_view detail;  // see FlagRole; of what is not modelled: values that change nothing, "auto bfloat16"
+  bool secret = false;      // its value is nobody else's business
 };
 
 std::span<const ServerFlag> flags_that_matter();

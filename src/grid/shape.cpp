@@ -61,6 +61,7 @@ ShapeInfo shape_info(const ModelConfig* model, const Experiment& experiment) {
   if (const int64_t chunk = probes.prefill_chunk.value_or(0); chunk > 0)
     shape.largest_prefill = std::min(shape.largest_prefill, chunk);
   shape.model_index_topk = model == nullptr ? shape.index_topk : model->index_topk;
+  if (model != nullptr) shape.model_shared_experts = model->n_shared_experts;
   if (model == nullptr || experiment.shape_rules != "actual") return shape;
   shape.num_attention_heads = model->num_attention_heads;
   shape.kv_lora_rank = model->kv_lora_rank;

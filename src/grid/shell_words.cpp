@@ -95,6 +95,7 @@ class Lexer {
     ShellWord word;
     word.line = line_;
     word.column = column_;
+    word.begin = at_;
     bool quoted = false;
     while (!done() && !is_blank(peek()) && kOperators.find(peek()) == std::string_view::npos &&
            !text_.substr(at_).starts_with(kNoBreakSpace)) {
@@ -117,6 +118,7 @@ class Lexer {
       }
     }
     joined_ = true;
+    word.end = at_;
     words_.push_back(std::move(word));
     return {};
   }

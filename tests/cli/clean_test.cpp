@@ -22,8 +22,9 @@ std::string attention_grid() {
          kQuickProbes;
 }
 
-// Both kinds of FP4 product, in the MLP and in the experts. Only the later versions of the server offer them all.
-std::string product_grid() {
+// Both kinds of FP4 product in the MLP; the runner is the one that computes the experts as the model does. Only the
+// later versions of the server offer them all.
+std::string product_grid(const std::string& runner) {
   return std::string(
              "name: clean\n"
              "model: synth:tiny\n"
@@ -34,15 +35,15 @@ std::string product_grid() {
              "  kv_cache_dtype: [bf16]\n"
              "  cuda_graph: [off]\n"
              "  fp4_gemm_backend: [flashinfer_cutlass, marlin]\n"
-             "  moe_runner_backend: [cutlass, marlin]\n") +
-         kQuickProbes;
+             "  moe_runner_backend: [") +
+         runner + "]\n" + kQuickProbes;
 }
 
 }  // namespace
 
 TEST_CASE("a clean grid has no false alarm under any check level") {
   for (const char* level : {"off", "finite", "full", "reference"}) {
-    for (const auto& [grid, rows] : {std::pair{attention_grid(), 6}, std::pair{product_grid(), 4}}) {
+    for (const auto& [grid, rows] : {std::pair{attention_grid(), 6}, std::pair{product_grid("flashinfer_trtllm"), 2}}) {
       const TempDir folder;
       const Bisection run = bisect(folder, grid, {"--checks", level});
       INFO(level);
@@ -57,6 +58,23 @@ TEST_CASE("a clean grid has no false alarm under any check level") {
       }
       CHECK(passed == rows);
       CHECK(run.findings.at("localized").empty());
+    }
+  }
+}
+
+TEST_CASE("experts with gate's scale for up: no alarm under `full`, and under `reference` a setting and no kernel") {
+  for (const char* runner : {"marlin", "flashinfer_cutlass"}) {
+    INFO(runner);
+    const TempDir cheap;
+    CHECK(bisect(cheap, product_grid(runner), {"--checks", "full"}).outcome.code == 0);
+    const TempDir folder;
+    const Bisection run = bisect(folder, product_grid(runner), {"--checks", "reference"});
+    for (const nlohmann::json& row : run.findings.at("configurations")) CHECK(row.at("verdict") == "mismatch");
+    REQUIRE_FALSE(run.findings.at("localized").empty());
+    for (const nlohmann::json& finding : run.findings.at("localized")) {
+      INFO(finding.dump());
+      CHECK(finding.at("culprit") == "setting");
+      CHECK(finding.at("op").get<std::string>().ends_with("experts.gate_up_proj"));
     }
   }
 }

@@ -81,8 +81,25 @@ AxisValues axes_of(const Row& row) {
   return axes;
 }
 
-bool runs(const Row& row) {
-  return can_run(resolve(axes_of(row), *find_profile(kProfile), *find_target("any"), {}), false);
+// How much a row tells: a refused one that it is refused; one that another model is computed by, less than one in which
+// every gap to the model would be an alarm.
+enum Worth { kRefused, kRuns, kPasses };
+
+Worth worth_of(const AxisValues& axes) {
+  const ResolvedConfiguration row = resolve(axes, *find_profile(kProfile), *find_target("any"), {});
+  if (!can_run(row, false)) return kRefused;
+  return row.settings.empty() && row.status == TargetStatus::kRuns ? kPasses : kRuns;
+}
+
+// The values of each factor that, everything else left to the server, leave the model as it is.
+std::vector<std::vector<size_t>> innocent_values() {
+  std::vector<std::vector<size_t>> innocent;
+  for (const Factor& factor : kFactors) {
+    innocent.emplace_back();
+    for (size_t i = 0; i < factor.values.size(); ++i)
+      if (worth_of({{factor.axis, factor.values[i]}}) == kPasses) innocent.back().push_back(i);
+  }
+  return innocent;
 }
 
 // Every combination of `strength` values, in a fixed order.
@@ -100,49 +117,57 @@ void all_combinations(size_t strength, size_t from, Combination& chosen, std::ve
     }
 }
 
-// Rows that together hold every combination of values; one that can occur in a row that runs occurs in such a row.
+// Rows that together hold every combination of values, each in a row of the most worth that holds it. What is refused
+// alone or together is looked for in few completions.
 std::vector<Row> covering_array(size_t strength) {
   const CounterRng rng(7, "pairs");
+  const std::vector<std::vector<size_t>> innocent = innocent_values();
   uint64_t counter = 0;
   std::vector<Combination> wanted;
   Combination none;
   all_combinations(strength, 0, none, wanted);
-  std::set<Combination> ran, met;
+  std::map<Combination, Worth> met;
   std::vector<Row> rows;
-  const auto completed = [&](const Combination& combination) {
+  const auto pick = [&](size_t size) { return rng.below(++counter, static_cast<uint32_t>(size)); };
+  // Every second one of innocent values alone.
+  const auto completed = [&](const Combination& combination, bool any) {
     Row row;
-    for (const Factor& factor : kFactors)
-      row.push_back(rng.below(++counter, static_cast<uint32_t>(factor.values.size())));
+    for (size_t a = 0; a < kFactors.size(); ++a) {
+      const bool all = any || innocent[a].empty();
+      row.push_back(all ? pick(kFactors[a].values.size()) : innocent[a][pick(innocent[a].size())]);
+    }
     for (size_t i = 0; i < combination.size(); i += 2) row[combination[i]] = combination[i + 1];
     return row;
   };
   for (const Combination& combination : wanted) {
-    if (ran.count(combination) != 0) continue;
+    const auto known = met.find(combination);
+    if (known != met.end() && known->second == kPasses) continue;
     Row best;
-    size_t most = 0;
+    std::pair<Worth, size_t> most = {kRefused, 0};
     for (int attempt = 0; attempt < kTries; ++attempt) {
-      const Row row = completed(combination);
-      if (!runs(row)) continue;
+      const Row row = completed(combination, attempt % 2 == 0);
+      const Worth worth = worth_of(axes_of(row));
+      if (worth < most.first || (known != met.end() && worth <= known->second)) continue;
       size_t fresh = 0;
-      for (const Combination& other : combinations_of(row, strength)) fresh += 1 - ran.count(other);
-      if (fresh > most) {
-        most = fresh;
-        best = row;
+      for (const Combination& other : combinations_of(row, strength)) {
+        const auto it = met.find(other);
+        fresh += it == met.end() || it->second < worth ? 1 : 0;
       }
+      if (std::pair(worth, fresh) <= most && !best.empty()) continue;
+      most = {worth, fresh};
+      best = row;
     }
-    const bool running = !best.empty();
-    if (!running && met.count(combination) != 0) continue;
-    if (!running) best = completed(combination);
+    if (best.empty()) continue;
     for (const Combination& other : combinations_of(best, strength)) {
-      met.insert(other);
-      if (running) ran.insert(other);
+      const auto [it, added] = met.emplace(other, most.first);
+      if (!added) it->second = std::max(it->second, most.first);
     }
     rows.push_back(std::move(best));
   }
   return rows;
 }
 
-// scripts/pairs asks for other models, triples, and a GPU.
+// scripts/pairs asks for other models, triples, a GPU, and another program than the one built beside this test.
 std::string asked(const char* variable, const char* fallback) {
   const char* value = std::getenv(variable);
   return value == nullptr ? fallback : value;
@@ -173,8 +198,10 @@ void check(const std::string& level) {
   for (size_t first = 0; first < rows.size(); first += kRowsOfOneRun) {
     const auto part = std::span(rows).subspan(first, std::min(kRowsOfOneRun, rows.size() - first));
     const TempDir folder;
-    const Bisection run =
-        bisect(folder, experiment(part), {"--checks", level, "--device", asked("FAULTLINE_PAIRS_DEVICE", "cpu")});
+    const Bisection run = bisect(folder, experiment(part),
+                                 {"--checks", level, "--device", asked("FAULTLINE_PAIRS_DEVICE", "cpu"), "--jobs",
+                                  asked("FAULTLINE_PAIRS_JOBS", "0")},
+                                 asked("FAULTLINE_PAIRS_PROGRAM", ""));
     REQUIRE(run.findings.at("configurations").size() == part.size());
     for (const nlohmann::json& row : run.findings.at("configurations")) {
       const AxisValues axes = with_defaults(row.at("axes").get<AxisValues>()).value();
@@ -185,7 +212,7 @@ void check(const std::string& level) {
       ++seen[row.at("verdict").get<std::string>()];
     }
   }
-  for (const char* verdict : {"pass", "layout", "guard", "unsupported"}) CHECK(seen[verdict] > 0);
+  for (const char* verdict : {"pass", "layout", "guard"}) CHECK(seen[verdict] > 0);
   CHECK((seen["mismatch"] > 0) == (level == "reference"));
 }
 

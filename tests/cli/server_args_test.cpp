@@ -3,6 +3,7 @@
 #include "cli/server_args_answer.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "cli/program.h"
 #include "testing.h"
@@ -168,6 +169,15 @@ TEST_CASE("public rows whose cause is not modelled: preflight says so instead of
   }
 }
 
+TEST_CASE("public row 3 ran with deep_gemm as its MoE runner: the line can run, as cutlass_moe_fp4") {
+  const ServerArgsAnswer answer = answer_to(
+      "--attention-backend flashinfer --moe-runner-backend deep_gemm --kv-cache-dtype bf16 "
+      "--quantization modelopt_fp4",
+      "sglang-2026-04", "sm_120");
+  CHECK(answer.status == TargetStatus::kRuns);
+  CHECK_THAT(all_notes(answer), Contains("cutlass_moe_fp4") && Contains("#19948"));
+}
+
 TEST_CASE("a flag of another version is a refusal that names the profile to ask instead") {
   const ServerArgsAnswer answer = answer_to("--dsa-decode-backend trtllm", "sglang-0.5.9", "any");
   CHECK(answer.status == TargetStatus::kGuard);
@@ -228,6 +238,27 @@ TEST_CASE("bisect --server-args walks the line's neighbourhood, and its run dire
   CHECK(faultline({"replay", directory + "/cases/c001.yaml"}).code == 1);
   CHECK(faultline({"bisect", "--server-args", line}).code == 2);  // no model
   CHECK(faultline({"bisect", "--server-args", "--nonsense 1", "--model", "synth:tiny"}).code == 2);
+}
+
+TEST_CASE("no key of a pasted line reaches an output or a file of the run") {
+  const TempDir folder;
+  const std::string line =
+      "HF_TOKEN=s3cret sglang serve --attention-backend nsa --kv-cache-dtype bf16 --api-key s3cret "
+      "--admin-api-key=s3cret";
+  const Outcome outcome = faultline(
+      {"bisect", "--server-args", line, "--model", "synth:tiny", "--max-rows", "1", "--out", folder.path(), "--quiet"});
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  std::string all = outcome.out + outcome.err;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    if (entry.is_regular_file()) all += read_text(entry.path().string());
+  for (const char* output : {"", "-"}) {
+    std::vector<std::string> arguments = {"preflight", "--server-args", line};
+    if (*output != 0) arguments.insert(arguments.end(), {"--json", output});
+    all += faultline(arguments).out;
+  }
+  CHECK(all.find("s3cret") == std::string::npos);
+  CHECK_THAT(all, Contains("--api-key REDACTED"));
 }
 
 }  // namespace faultline

@@ -38,6 +38,10 @@ inline constexpr std::string_view kAttention = "sglang 93109cc server_args.py:12
 inline constexpr std::string_view kPool = "sglang 93109cc mem_cache/memory_pool.py:1558";
 inline constexpr std::string_view kNsa = "sglang 93109cc layers/attention/nsa_backend.py:1461, 1611";
 inline constexpr std::string_view kPlainPool = "sglang 93109cc model_executor/model_runner_kv_cache_mixin.py:251-261";
+inline constexpr std::string_view kRunners = "sglang v0.5.9, 93109cc layers/quantization/modelopt_quant.py";
+inline constexpr std::string_view kRunnersH =
+    "sglang c863760 layers/quantization/modelopt_quant.py:2381-2402, 2713, 2887";
+inline constexpr std::string_view kSparseMla = "sglang c863760 kernels/ops/attention/flash_mla_sm120.py:568-600";
 inline constexpr std::string_view kBuild = "src/grid/build_features.cpp";
 inline constexpr std::string_view kRegistry = "registered kernels (src/ops/attention.cpp)";
 
@@ -54,23 +58,43 @@ inline constexpr Expectation kTable[] = {
      "sglang 93109cc server_args.py:169", ""},
     {kBefore, "*", "kernels=own nsa_decode_backend=flashinfer_sparse_mla|flashmla_sparse_q8", "guard",
      "sglang 93109cc server_args.py:169", ""},
-    {kH, "any",
+    {kBefore, "*", "kernels=own moe_runner_backend=flashinfer_trtllm_routed", "guard",
+     "sglang 93109cc server_args.py:2694-2700", ""},
+    {kH, "*", "kernels=own moe_runner_backend=cutlass", "guard", kRunnersH, ""},
+    {kH, "*",
      "kernels=own attention_backend=nsa|auto nsa_prefill_backend=flashinfer_sparse_mla kv_cache_dtype=f32|bf16",
-     "guard", "sglang c863760 kernels/ops/attention/flash_mla_sm120.py:568-600", ""},
-    {kH, "any",
-     "kernels=own attention_backend=nsa|auto nsa_decode_backend=flashinfer_sparse_mla kv_cache_dtype=f32|bf16", "guard",
-     "sglang c863760 kernels/ops/attention/flash_mla_sm120.py:568-600", ""},
+     "guard", kSparseMla, ""},
+    {kH, "*", "kernels=own attention_backend=nsa|auto nsa_decode_backend=flashinfer_sparse_mla kv_cache_dtype=f32|bf16",
+     "guard", kSparseMla, ""},
+    {kH, "sm_120",
+     "kernels=own attention_backend=nsa|auto nsa_prefill_backend!=auto|flashinfer_sparse_mla "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kSparseMla, ""},
+    {kH, "sm_120",
+     "kernels=own attention_backend=nsa|auto nsa_decode_backend!=auto|flashinfer_sparse_mla "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kSparseMla, ""},
     // --- no kernel on the target, or in the library
-    {"*", "*", "kernels=own moe_runner_backend=deep_gemm|triton", "unsupported",
-     "sglang 93109cc layers/quantization/modelopt_quant.py:1520-2080", ""},
-    {"*", "sm_120", "kernels=own moe_runner_backend=flashinfer_trtllm", "unsupported",
+    {"*", "sm_120", "kernels=own moe_runner_backend=flashinfer_trtllm|flashinfer_trtllm_routed", "unsupported",
      "sglang c863760 arg_groups/overrides.py:2505", ""},
     {kBefore, "sm_120", "kernels=own attention_backend=nsa|auto", "unsupported",
      "DeepGEMM 54e2261 csrc/apis/attention.hpp:189, 227, 393", ""},
+    {kH, "sm_120", "kernels=own attention_backend=nsa|auto nsa_prefill_backend!=aiter kv_cache_dtype=f32|bf16",
+     "unsupported", "FlashMLA, FlashAttention 3, tilelang and trtllm-gen have no kernel for sm_120", ""},
+    {kH, "sm_120",
+     "kernels=own attention_backend=nsa|auto nsa_decode_backend!=aiter|flashmla_auto kv_cache_dtype=f32|bf16",
+     "unsupported", "FlashMLA, FlashAttention 3, tilelang and trtllm-gen have no kernel for sm_120", ""},
     {"*", "sm_120", "kernels=own attention_backend=fa3|flashmla", "unsupported",
      "sglang 93109cc sgl-kernel/python/sgl_kernel/flash_attn.py:16-28; FlashMLA README", ""},
     {"*", "sm_120", "kernels=own attention_backend=trtllm_mla", "unsupported",
      "flashinfer fb28d72 include/flashinfer/trtllm/fmha/fmhaRunner.cuh:37-38", ""},
+    // --- refused at first use: MoE runners
+    {kBefore, "*", "kernels=own moe_runner_backend=triton_kernel|flashinfer_mxfp4", "guard",
+     "sglang v0.5.9, 93109cc layers/moe/topk.py TopK.forward_cuda", ""},
+    {kH, "*",
+     "kernels=own moe_runner_backend=deep_gemm|triton|triton_kernel|flashinfer_mxfp4|experimental_sgl_trtllm|aiter|"
+     "humming|experimental_sgl_marlin|hpc_ops|megamoe",
+     "guard", kRunnersH, ""},
     // --- refused at first use: sparse backends
     {"*", "*", "kernels=own attention_backend=nsa|auto nsa_prefill_backend=aiter kv_cache_dtype=f32|bf16", "guard",
      kNsa, ""},
@@ -95,6 +119,27 @@ inline constexpr Expectation kTable[] = {
      "kernels=own attention_backend=nsa|auto nsa_decode_backend=trtllm nsa_prefill_backend!=trtllm "
      "kv_cache_dtype=auto|fp8_e4m3",
      "guard", kPlainPool, ""},
+    //     flashmla_kv on part of the heads, which 2026-04 does not pad.
+    {kA, "*", "kernels=own attention_backend=nsa|auto nsa_prefill_backend=flashmla_kv kv_cache_dtype=f32|bf16 tp!=1",
+     "guard", "FlashMLA 9804b12 csrc/api/sparse_decode.h:231-380; sglang #22372", ""},
+    {kA, "*", "kernels=own attention_backend=nsa|auto nsa_decode_backend=flashmla_kv kv_cache_dtype=f32|bf16 tp!=1",
+     "guard", "FlashMLA 9804b12 csrc/api/sparse_decode.h:231-380; sglang #22372", ""},
+    //     FP8 in 2026-08: trtllm is the default, and makes the pool plain; asked for otherwise, packed.
+    {kH, "any",
+     "kernels=own attention_backend=nsa|auto nsa_prefill_backend=trtllm|auto nsa_decode_backend!=trtllm|auto "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kPlainPool, ""},
+    {kH, "any",
+     "kernels=own attention_backend=nsa|auto nsa_decode_backend=trtllm|auto nsa_prefill_backend!=trtllm|auto "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kPlainPool, ""},
+    {kH, "any",
+     "kernels=own attention_backend=nsa|auto nsa_prefill_backend=aiter|fa3|tilelang kv_cache_dtype=auto|fp8_e4m3",
+     "guard", "sglang 93109cc layers/attention/nsa/tilelang_kernel.py:413-800; flash_attn.py takes bf16", ""},
+    {kH, "any",
+     "kernels=own attention_backend=nsa|auto nsa_decode_backend=aiter|flashmla_auto|fa3|tilelang|flashmla_sparse "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kNsa, ""},
     // --- refused at first use: dense backends
     {"*", "*", "kernels=own attention_backend=cutlass_mla", "guard", "sglang d69c39b server_args.py:2277-2284", ""},
     {"*", "*", "kernels=own attention_backend=ascend|intel_amx|intel_xpu", "guard", kAttention, ""},
@@ -106,6 +151,14 @@ inline constexpr Expectation kTable[] = {
      "kernels=own attention_backend=fa3|trtllm_mla nsa_prefill_backend!=trtllm nsa_decode_backend!=trtllm "
      "kv_cache_dtype=auto|fp8_e4m3",
      "guard", "sglang d69c39b flashattention_backend.py:1335-1348, trtllm_mla_backend.py:822-823", ""},
+    {kH, "any",
+     "kernels=own attention_backend=triton|torch_native|flashmla|flex_attention|aiter|wave|fa3|trtllm_mla "
+     "nsa_prefill_backend!=trtllm|auto nsa_decode_backend!=trtllm|auto kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kPool, ""},
+    {kH, "sm_120",
+     "kernels=own attention_backend=triton|torch_native|flex_attention|aiter|wave nsa_prefill_backend!=trtllm "
+     "nsa_decode_backend!=trtllm kv_cache_dtype=auto|fp8_e4m3",
+     "guard", kPool, ""},
     // --- this build lacks it
     {"*", "*", "kernels=own attention_backend=nsa|auto scale_format=ue8m0 kv_cache_dtype!=f32", "unsupported", kBuild,
      "index_scales=ue8m0"},
@@ -136,7 +189,22 @@ inline constexpr Expectation kTable[] = {
      "kernels=own attention_backend=flashinfer nsa_prefill_backend!=trtllm nsa_decode_backend!=trtllm "
      "kv_cache_dtype=auto|fp8_e4m3",
      "layout", "sglang v0.5.9 layers/attention/flashinfer_mla_backend.py:613-619, 639-650", ""},
+    {kH, "any",
+     "kernels=own attention_backend=flashinfer nsa_prefill_backend!=trtllm|auto nsa_decode_backend!=trtllm|auto "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "layout", "sglang 93109cc mem_cache/memory_pool.py:1569-1620", ""},
+    {kH, "sm_120",
+     "kernels=own attention_backend=flashinfer nsa_prefill_backend!=trtllm nsa_decode_backend!=trtllm "
+     "kv_cache_dtype=auto|fp8_e4m3",
+     "layout", "sglang 93109cc mem_cache/memory_pool.py:1569-1620", ""},
     // --- another model than the checkpoint's
+    //     MoE runners: gate's scale for up, the router's bias in BF16 (which `any` does not take from a default)
+    {kBefore, "*",
+     "kernels=own moe_runner_backend=flashinfer_trtllm|flashinfer_cutlass|flashinfer_cutedsl|cutlass|deep_gemm|triton",
+     "setting", "sglang 93109cc layers/quantization/modelopt_quant.py:1703; models/deepseek_v2.py:279-285", ""},
+    {kBefore, "sm_120", "kernels=own moe_runner_backend=auto", "setting", kRunners, ""},
+    {kH, "*", "kernels=own moe_runner_backend=flashinfer_cutlass|flashinfer_cutedsl|marlin", "setting", kRunnersH, ""},
+    {kH, "sm_120", "kernels=own moe_runner_backend=auto", "setting", kRunnersH, ""},
     {"*", "*", "numerics=transformers", "setting", "transformers glm_moe_dsa: eps 1e-6 (class default)", ""},
     {"*", "*", "rope_mode=theta_10000|half_split|swapped_half|none", "setting", "docs: RoPE and transformers 5", ""},
     {"*", "*", "kernels=reference rope_mode=indexer_half_split", "setting", "transformers #46842", ""},

@@ -35,8 +35,14 @@ const std::map<std::string, std::vector<std::string>>& values() {
     all["kernels"] = {"own", "own", "own", "reference"};
     all["fp4_gemm_backend"] = {"auto",  "flashinfer_cutlass", "flashinfer_cudnn", "flashinfer_trtllm", "cutlass",
                                "marlin"};
-    all["moe_runner_backend"] = {"auto",  "flashinfer_cutlass", "flashinfer_trtllm", "cutlass", "marlin", "deep_gemm",
-                                 "triton"};
+    all["moe_runner_backend"] = find_axis("moe_runner_backend")->values;
+    // As above: runners of the last version alone.
+    std::erase_if(all["moe_runner_backend"], [](const std::string& value) {
+      for (const char* late :
+           {"experimental_sgl_trtllm", "aiter", "humming", "experimental_sgl_marlin", "hpc_ops", "megamoe"})
+        if (value == late) return true;
+      return false;
+    });
     all["max_total_tokens"] = {"auto", "auto", "auto", "4096"};
     all["mem_fraction_static"] = {"auto", "0.85"};
     all["tp"] = {"1", "1", "1", "8"};
@@ -83,6 +89,11 @@ TEST_CASE("rows of sglang-0.5.9 come to what the table says, on any target and o
 TEST_CASE("rows of sglang-2026-04 come to what the table says, on any target and on sm_120") {
   sample("sglang-2026-04", "any", 3000);
   sample("sglang-2026-04", "sm_120", 3000);
+}
+
+TEST_CASE("rows of sglang-2026-08 come to what the table says, on any target and on sm_120") {
+  sample("sglang-2026-08", "any", 3000);
+  sample("sglang-2026-08", "sm_120", 3000);
 }
 
 }  // namespace faultline

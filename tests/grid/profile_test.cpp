@@ -16,6 +16,12 @@ ResolvedConfiguration resolve_row(std::string_view profile, std::string_view arc
   return resolve(axes, *find_profile(profile), *find_target(arch), shape);
 }
 
+std::string all_notes(const ResolvedConfiguration& row) {
+  std::string text;
+  for (const std::string& note : row.notes) text += note + "\n";
+  return text;
+}
+
 struct NsaCase {
   const char* profile;
   const char* arch;
@@ -140,16 +146,67 @@ TEST_CASE("products: marlin is weight-only, W4A4 backends share one product, and
   CHECK(cudnn.resolved == cutlass.resolved);
   CHECK(cudnn.resolved.at("fp4_linear") == "w4a4");
   CHECK_THAT(cudnn.notes.front(), Contains("stands for every such backend"));
-  CHECK(resolve_row("sglang-2026-04", "any", {{"moe_runner_backend", "deep_gemm"}}).status ==
-        TargetStatus::kUnsupported);
   const auto routed = resolve_row("sglang-2026-04", "any", {{"moe_runner_backend", "flashinfer_trtllm_routed"}});
   CHECK(routed.status == TargetStatus::kGuard);
-  CHECK_THAT(routed.source, Contains("server_args.py:2651"));
+  CHECK_THAT(routed.source, Contains("server_args.py:2694"));
   const AxisValues trtllm = {
       {"moe_runner_backend", "flashinfer_trtllm"}, {"attention_backend", "triton"}, {"kv_cache_dtype", "bf16"}};
   CHECK_THAT(resolve_row("sglang-0.5.9", "sm_120", trtllm).reason, Contains("sm_100 only"));
   CHECK(resolve_row("sglang-0.5.9", "sm_100", trtllm).status == TargetStatus::kRuns);
-  CHECK(resolve_row("sglang-2026-08", "any", {{"moe_runner_backend", "humming"}}).status == TargetStatus::kUnsupported);
+}
+
+TEST_CASE("a MoE runner without a path of its own for NVFP4 is cutlass_moe_fp4 up to April 2026, and refused after") {
+  const auto cutlass = resolve_row("sglang-2026-04", "any", {{"moe_runner_backend", "cutlass"}});
+  for (const char* runner : {"deep_gemm", "triton"}) {
+    const auto row = resolve_row("sglang-2026-04", "any", {{"moe_runner_backend", runner}});
+    INFO(row.reason);
+    CHECK(row.status == TargetStatus::kRuns);
+    CHECK(row.resolved == cutlass.resolved);
+    CHECK(row.resolved.at("experts_input_scale") == "per_expert");
+    CHECK_THAT(all_notes(row), Contains("cutlass_moe_fp4"));
+    CHECK_THAT(resolve_row("sglang-2026-08", "any", {{"moe_runner_backend", runner}}).reason,
+               Contains("NotImplementedError"));
+  }
+  CHECK_THAT(resolve_row("sglang-0.5.9", "any", {{"moe_runner_backend", "triton_kernel"}}).reason,
+             Contains("AttributeError"));
+  CHECK(resolve_row("sglang-2026-08", "any", {{"moe_runner_backend", "cutlass"}}).status == TargetStatus::kGuard);
+  CHECK(resolve_row("sglang-2026-08", "any", {{"moe_runner_backend", "humming"}}).status == TargetStatus::kGuard);
+}
+
+TEST_CASE("what a MoE runner computes otherwise than the model is a setting, unless it is another target's default") {
+  using Settings = std::vector<std::string>;
+  const auto trtllm = resolve_row("sglang-0.5.9", "any", {{"moe_runner_backend", "flashinfer_trtllm"}});
+  CHECK(trtllm.resolved.at("router_bias") == "bf16");
+  CHECK(trtllm.resolved.at("gate_up_scale") == "first");
+  CHECK(trtllm.settings == Settings{"gate_up_scale", "router_bias"});
+  const auto any = resolve_row("sglang-0.5.9", "any", {});
+  CHECK(any.resolved.at("router_bias") == "f32");
+  CHECK(any.settings.empty());
+  CHECK_THAT(all_notes(any), Contains("router_bias=f32") && Contains("that arch any leaves aside"));
+  CHECK(resolve_row("sglang-0.5.9", "sm_100", {}).settings == trtllm.settings);
+  CHECK(resolve_row("sglang-0.5.9", "any", {{"moe_runner_backend", "cutlass"}}).settings == Settings{"gate_up_scale"});
+  // The last version has an alpha for up with trtllm, and the bias in F32; its other runners still have one alpha.
+  CHECK(resolve_row("sglang-2026-08", "sm_100", {}).settings.empty());
+  CHECK(resolve_row("sglang-2026-08", "any", {{"moe_runner_backend", "marlin"}}).settings == Settings{"gate_up_scale"});
+}
+
+TEST_CASE("a model with another number of shared experts than one has them apart, as the server does") {
+  ShapeInfo shape;
+  shape.model_shared_experts = 2;
+  const AxisValues axes = {{"moe_runner_backend", "cutlass"}, {"shared_experts_fusion", "on"}};
+  const auto row = resolve(axes, *find_profile("sglang-0.5.9"), *find_target("any"), shape);
+  CHECK(row.status == TargetStatus::kRuns);
+  CHECK(row.resolved.at("shared_experts") == "apart");
+  CHECK_THAT(all_notes(row), Contains("Config does not support fused shared expert(s)"));
+  CHECK(resolve(axes, *find_profile("sglang-0.5.9"), *find_target("any"), {}).resolved.at("shared_experts") == "fused");
+}
+
+TEST_CASE("flashmla as a dense backend prefills with flashinfer's kernel, on any architecture") {
+  const auto row = resolve_row("sglang-0.5.9", "any", {{"attention_backend", "flashmla"}, {"kv_cache_dtype", "bf16"}});
+  CHECK(row.resolved.at("prefill_attention") == "flashinfer");
+  CHECK(row.resolved.at("decode_attention") == "flashmla_dense");
+  CHECK(find_backend("attention_backend", "flashmla", AttentionPhase::kPrefill).archs.empty());
+  CHECK(find_backend("attention_backend", "flashmla", AttentionPhase::kDecode).archs == std::vector{Arch::kSm90});
 }
 
 TEST_CASE("before Blackwell NVFP4 is refused, but for the version that falls back to marlin") {

@@ -173,10 +173,10 @@ TEST_CASE("hostile text is refused or read, never more") {
 }
 
 TEST_CASE("JSON and other values keep their quotes when they are typed again") {
-  const ServerLine line = line_of("--json-model-override-args '{\"index_topk\": 2048}' --api-key a\\ b");
+  const ServerLine line = line_of("--json-model-override-args '{\"index_topk\": 2048}' --served-model-name a\\ b");
   CHECK(mentions(line.unmodelled, "--json-model-override-args '{\"index_topk\": 2048}'"));
-  CHECK(line.kept ==
-        std::vector<std::string>{"--json-model-override-args", "'{\"index_topk\": 2048}'", "--api-key", "'a b'"});
+  CHECK(line.kept == std::vector<std::string>{"--json-model-override-args", "'{\"index_topk\": 2048}'",
+                                              "--served-model-name", "'a b'"});
 }
 
 TEST_CASE("the table of flags is sound") {
