@@ -2,7 +2,9 @@
 //
 // One block a request; thread t takes its tokens and its keys t, t + threads, …
 // All int32: req_to_token [P, C'], req_pool [R], seq_lens [R], cu_seqlens_q [R+1] | positions, row_to_request, lengths,
-// ragged_offsets [T], page_table [R, C], flat_slots [R*C]. Only columns c < seq_lens[r] of the page table are written.
+// ragged_offsets [T], page_table [R, C], flat_slots [R*C]; live [1]. Only columns c < seq_lens[r] of the page table are
+// written, and only positions of the first `live` requests: the server copies those of a batch into a graph's buffer and
+// leaves what padding finds there (sglang 93109cc model_executor/cuda_graph_runner.py:256-356).
 #pragma once
 
 #include "kernels/operand.h"
@@ -24,6 +26,7 @@ struct PrepareBody {
   Operand<int32_t> page_table;
   Operand<int32_t> ragged_offsets;
   Operand<int32_t> flat_slots;
+  Operand<int32_t> live;
   int64_t req_to_token_stride = 0;
   int64_t page_table_stride = 0;
   int64_t columns = 0;  // of the page table
@@ -41,6 +44,7 @@ struct PrepareBody {
     const auto table_out = open<kChecked>(page_table, log, block);
     const auto offset_out = open<kChecked>(ragged_offsets, log, block);
     const auto flat_out = open<kChecked>(flat_slots, log, block);
+    const int32_t live_count = open<kChecked>(live, log, block).load(0);
     const auto request = static_cast<int32_t>(block.index(0));
 
     int32_t* before = block.template shared<int32_t>(1);  // keys of the requests before this one
@@ -56,7 +60,7 @@ struct PrepareBody {
       const int32_t query_len = starts.load(request + 1) - begin;
       for (int32_t i = t; i < query_len; i += block.threads()) {
         const int32_t position = seq_len - query_len + i;
-        position_out.store(begin + i, position);
+        if (request < live_count) position_out.store(begin + i, position);
         request_out.store(begin + i, request);
         length_out.store(begin + i, position + 1);
         offset_out.store(begin + i, *before);

@@ -50,7 +50,7 @@ struct EngineConfig {
   std::string fp4_experts = "w4a4";  // routed experts
 
   bool experts_own_input_scale = false;  // W4A4: each expert's input scale, not the largest of all
-  bool first_gate_up_scale = false;      // W4A4: w1's weight_scale_2 stands for w3's
+  bool first_gate_up_scale = false;      // routed experts in NVFP4: w1's weight_scale_2 stands for w3's
   bool router_bias_bf16 = false;
   bool shared_experts_fused = false;  // the shared expert is one more routed one
 

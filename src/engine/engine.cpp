@@ -19,7 +19,7 @@ constexpr BatchInput kBatchInputs[] = {
     {"batch.req_pool_indices", &Pass::req_pool}, {"batch.seq_lens", &Pass::seq_lens},
     {"batch.cu_seqlens_q", &Pass::cu_seqlens_q}, {"batch.input_ids", &Pass::input_ids},
     {"batch.out_cache_loc", &Pass::slots},       {"batch.last_rows", &Pass::last_rows},
-    {"batch.req_to_token", &Pass::req_to_token}};
+    {"batch.live_requests", &Pass::live},        {"batch.req_to_token", &Pass::req_to_token}};
 
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -284,7 +284,9 @@ Result<PassOutcome> Engine::run(std::span<const Rows> rows, PassPhase phase, con
     }
     last_rows.store_index(r, at - 1);
   }
-  // Padded rows as the server's graph runner leaves them: length 1, output slot 0; ids and request rows stay stale.
+  mirror_->view(pass->live).store_index(0, requests);
+  // Padded rows as the server's graph runner leaves them: length 1, output slot 0; ids, request rows and positions stay
+  // stale.
   for (int64_t r = requests; r < shape.requests; ++r, ++at) {
     seq_lens.store_index(r, 1);
     cu_seqlens_q.store_index(r, at);

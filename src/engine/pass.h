@@ -76,7 +76,7 @@ struct Pass {
   std::vector<PassSegment> segments;     // on a GPU, once recorded
 
   // Filled in by the scheduler before each run.
-  TensorView input_ids, req_to_token, req_pool, seq_lens, cu_seqlens_q, slots, last_rows, uniform;
+  TensorView input_ids, req_to_token, req_pool, seq_lens, cu_seqlens_q, slots, last_rows, live, uniform;
   // Read after a run.
   TensorView embeddings, logits, probabilities, tokens, final_norm;
   std::vector<TensorView> layer_outputs;

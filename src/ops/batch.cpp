@@ -20,6 +20,7 @@ void model(const OpCall& call) {
   const TensorView& starts = call.view(Prepare::kCuSeqlensQ);
   const int64_t requests = seq_lens.dim(0);
   const int64_t columns = std::min(page_table.dim(1), req_to_token.dim(1));
+  const int64_t live = call.view(Prepare::kLive).load_index(0);
   int64_t before = 0;  // keys of the requests so far
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t seq_len = seq_lens.load_index(r);
@@ -27,7 +28,7 @@ void model(const OpCall& call) {
     const int64_t query_len = starts.load_index(r + 1) - begin;
     for (int64_t i = 0; i < query_len; ++i) {
       const int64_t position = seq_len - query_len + i;
-      call.view(Prepare::kPositions).store_index(begin + i, position);
+      if (r < live) call.view(Prepare::kPositions).store_index(begin + i, position);
       call.view(Prepare::kRowToRequest).store_index(begin + i, r);
       call.view(Prepare::kLengths).store_index(begin + i, position + 1);
       call.view(Prepare::kRaggedOffsets).store_index(begin + i, before);
@@ -58,6 +59,7 @@ void launch(const OpCall& call) {
           .page_table = operand(Prepare::kPageTable),
           .ragged_offsets = operand(Prepare::kRaggedOffsets),
           .flat_slots = operand(Prepare::kFlatSlots),
+          .live = operand(Prepare::kLive),
           .req_to_token_stride = call.view(Prepare::kReqToToken).stride[0],
           .page_table_stride = call.view(Prepare::kPageTable).stride[0],
           .columns = std::min(call.view(Prepare::kPageTable).dim(1), call.view(Prepare::kReqToToken).dim(1)),
@@ -89,7 +91,7 @@ OpKind kind() {
                              input("cu_seqlens_q", kAllRows, Content::kMetadata), index_output("positions", kTokenRows),
                              index_output("row_to_request", kTokenRows), index_output("lengths", kTokenRows, length),
                              index_output("page_table", filled, slot), index_output("ragged_offsets", kTokenRows),
-                             index_output("flat_slots", gathered)},
+                             index_output("flat_slots", gathered), input("live", kAllRows, Content::kMetadata)},
                 .model = model};
 }
 

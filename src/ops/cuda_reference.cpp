@@ -143,7 +143,7 @@ void prepare(const OpCall& call, ReferenceOf) {
                   {operand(call, P::kReqToToken), operand(call, P::kReqPool), operand(call, P::kSeqLens),
                    operand(call, P::kCuSeqlensQ), output(call, P::kPositions), output(call, P::kRowToRequest),
                    output(call, P::kLengths), output(call, P::kPageTable), output(call, P::kRaggedOffsets),
-                   output(call, P::kFlatSlots)});
+                   output(call, P::kFlatSlots), operand(call, P::kLive)});
 }
 
 void embed(const OpCall& call, ReferenceOf) {

@@ -131,6 +131,7 @@ struct Cache {
 struct PrepareOperands {
   Tensor req_to_token, req_pool, seq_lens, cu_seqlens_q;
   Tensor positions, row_to_request, lengths, page_table, ragged_offsets, flat_slots;
+  Tensor live;
 };
 void prepare(void* stream, const PrepareOperands& operands);
 // out[r] = table[rows[r]]: embed and gather_rows.

@@ -17,7 +17,7 @@ __global__ void prepare_kernel(const PrepareOperands p) {
   for (int64_t i = threadIdx.x; i < query_len; i += blockDim.x) {
     if (begin + i < 0 || begin + i >= tokens) continue;
     const int64_t position = seq_len - query_len + i;
-    p.positions.store_index(begin + i, position);
+    if (r < p.live.load_index(0)) p.positions.store_index(begin + i, position);
     p.row_to_request.store_index(begin + i, r);
     p.lengths.store_index(begin + i, position + 1);
     p.ragged_offsets.store_index(begin + i, before);

@@ -25,8 +25,10 @@ struct Prepare {
     kLengths,
     kPageTable,
     kRaggedOffsets,
-    kFlatSlots
-  };  // [P,C] [R] [R] [R+1] | [T] [T] [T] [R,C] [T] [R*C]; all I32
+    kFlatSlots,
+    kLive
+  };  // [P,C] [R] [R] [R+1] | [T] [T] [T] [R,C] [T] [R*C] | [1]; all I32. Requests from live[0] on pad a graph's batch,
+      // and positions of theirs are left as they were.
   static constexpr const char* kName = "prepare";
 };
 
@@ -197,15 +199,14 @@ struct MoePermute {
 };
 // moe.cpp — one product an expert over its rows; results go to row t*k+j. Weights are lists, expert-major: for
 // `stacked` = 2, [e0.gate, e0.up, e1.gate, …]. attributes: k, stacked, x_per_token (flag: x has T rows, row = flat / k;
-// else T*k rows).
+// else T*k rows), gate_up_scale (flag): the global scale of an expert's first matrix stands in the list for the others
+// too, as runners with one alpha take w1's weight_scale_2 for w3 (modelopt_quant.py).
 struct ExpertLinear {
   enum { kX, kOrder, kOffsets, kWeight, kBlockScale, kGlobalScale, kOut };  // … | [T*k, stacked*N]
   static constexpr const char* kName = "expert_linear";
 };
 // moe.cpp — the same on NVFP4 activations. One input scale for all experts: the maximum of the list
-// (flashinfer_cutlass), or with the attribute "per_expert" that of each expert's own (cutlass). attributes beside
-// ExpertLinear's: gate_up_scale (flag): the global scale of an expert's first matrix stands in the list for the others
-// too, as flashinfer's and cutlass' experts take w1's weight_scale_2 for w3 (modelopt_quant.py).
+// (flashinfer_cutlass), or with the attribute "per_expert" that of each expert's own (cutlass).
 struct ExpertLinearW4A4 {
   enum { kCodes, kScales, kOrder, kOffsets, kWeight, kBlockScale, kGlobalScale, kInputScale, kOut };
   static constexpr const char* kName = "expert_linear_w4a4";

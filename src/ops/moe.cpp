@@ -268,7 +268,8 @@ const RegisterKind kRegisterExpertLinear(OpKind{
     .operands = {input("x", kExpertInputRows), index_input("order", kAllRows, IndexRule{.unique = true}),
                  index_input("offsets", kAllRows), weight_list("weight"), weight_list("block_scale"),
                  weight_list("global_scale"), output("out", kExpertRows)},
-    .model = expert_linear_model});
+    .model = expert_linear_model,
+    .structure = {"gate_up_scale"}});
 
 const RegisterKind kRegisterExpertW4A4(OpKind{
     .name = ExpertLinearW4A4::kName,

@@ -187,6 +187,7 @@ TEST_CASE("w1's scale in w3's place is a setting where the two differ, and nothi
   Changed changed;
   Setting s;
   s.config.first_gate_up_scale = true;
+  s.config.fp4_experts = GENERATE(as<std::string>{}, "w4a4", "weight_only");
   const auto set_up_scales = [&](float factor) {
     for (LayerWeights& layer : s.weights.layers)
       for (size_t i = 0; i + 1 < layer.expert_gate_up.size(); i += 2)

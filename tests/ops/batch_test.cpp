@@ -21,6 +21,7 @@ struct Fixture {
   Tensor page_table{Dtype::kI32, {3, kColumns}};
   Tensor ragged_offsets{Dtype::kI32, {6}};
   Tensor flat_slots{Dtype::kI32, {3 * kColumns}};
+  Tensor live = integers({1}, {3});
   OpHarness op{Prepare::kName};
 
   Fixture() {
@@ -28,6 +29,7 @@ struct Fixture {
     for (Tensor* out : outputs()) out->fill(0xFF);
     op.add(req_to_token).add(req_pool).add(seq_lens).add(cu_seqlens_q);
     for (Tensor* out : outputs()) op.add(*out);
+    op.add(live);
   }
   std::vector<Tensor*> outputs() {
     return {&positions, &row_to_request, &lengths, &page_table, &ragged_offsets, &flat_slots};
@@ -67,6 +69,20 @@ TEST_CASE("prepare agrees with its reference in both builds") {
   REQUIRE(!unchecked.op.run("prepare", 4));
   const auto plain = unchecked.outputs();
   for (size_t i = 0; i < got.size(); ++i) CHECK(got[i]->same_bytes(*plain[i]));
+}
+
+TEST_CASE("prepare leaves positions of requests that pad a batch as they were, and writes all else of them") {
+  for (const bool reference : {false, true}) {
+    Fixture f;
+    f.live.view().store_index(0, 2);
+    if (reference)
+      f.op.run_model();
+    else
+      REQUIRE(!f.op.run("prepare"));
+    CHECK(Fixture::numbers(f.positions) == std::vector<int64_t>{2, 3, 4, 7, -1, -1});
+    CHECK(Fixture::numbers(f.lengths) == std::vector<int64_t>{3, 4, 5, 8, 1, 2});
+    CHECK(f.flat_slots.integer(14) == 100 + 2 * kColumns + 1);
+  }
 }
 
 TEST_CASE("the checked prepare records a request outside the pool") {

@@ -51,6 +51,8 @@ TEST_CASE("prepare on a GPU", "[gpu]") {
     op.add(outs[i]);
     outputs.emplace_back(P::kPositions + static_cast<int>(i), &outs[i]);
   }
+  const Tensor live = integers({1}, {2});
+  op.add(live);
   require_gpu_agreement(*device, op, P::kName, "prepare", outputs);
 }
 

@@ -56,7 +56,8 @@ TEST_CASE("device reference: prepare", "[gpu]") {
     const Tensor flat(Dtype::kI32, {requests * kColumns});
     OpHarness op(ops::Prepare::kName);
     op.add(table).add(req_pool).add(seq_lens).add(cu).add(positions).add(map).add(keys).add(pages).add(offsets);
-    op.add(flat);
+    const Tensor live = integers({1}, {static_cast<int32_t>(requests)});
+    op.add(flat).add(live);
     require_same(ops::Prepare::kName, op);
   }
 }
