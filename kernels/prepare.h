@@ -3,8 +3,8 @@
 // One block a request; thread t takes its tokens and its keys t, t + threads, …
 // All int32: req_to_token [P, C'], req_pool [R], seq_lens [R], cu_seqlens_q [R+1] | positions, row_to_request, lengths,
 // ragged_offsets [T], page_table [R, C], flat_slots [R*C]; live [1]. Only columns c < seq_lens[r] of the page table are
-// written, and only positions of the first `live` requests: the server copies those of a batch into a graph's buffer and
-// leaves what padding finds there (sglang 93109cc model_executor/cuda_graph_runner.py:256-356).
+// written, and only positions of the first `live` requests: the server copies those of a batch into a graph's buffer
+// and leaves what padding finds there (sglang 93109cc model_executor/cuda_graph_runner.py:256-356).
 #pragma once
 
 #include "kernels/operand.h"

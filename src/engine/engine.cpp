@@ -311,8 +311,8 @@ Result<PassOutcome> Engine::run(std::span<const Rows> rows, PassPhase phase, con
     (void)device().wait();
   }
 
-  info_ = PassInfo{phase, steps_[phase]++, {tokens, requests}, graph, options.warmup,
-                   refresh ? &hooks_.refresh : nullptr};
+  info_ =
+      PassInfo{phase, steps_[phase]++, {tokens, requests}, graph, options.warmup, refresh ? &hooks_.refresh : nullptr};
   last_ = pass;
   PassOutcome outcome = run_pass(*pass, info_, config_.checks, hooks_, state_);
   if (!outcome.clean()) return outcome;

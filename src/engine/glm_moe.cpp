@@ -78,7 +78,11 @@ void GlmBuilder::expert_linear(const std::string& local, const NamedTensor& x, c
   op.weights(collect(&LinearWeight::weight), name + ".weight", nvfp4 ? Format::kNvfp4 : Format::kPlain);
   op.weights(collect(&LinearWeight::block_scale), name + ".weight_scale");
   op.weights(globals, name + ".weight_scale_2").tensor(out);
-  op.set("k", k).set("stacked", stacked).set("x_per_token", per_token).index_end(E::kOrder, t_ * k).index_end(E::kOffsets, t_ * k + 1);
+  op.set("k", k)
+      .set("stacked", stacked)
+      .set("x_per_token", per_token)
+      .index_end(E::kOrder, t_ * k)
+      .index_end(E::kOffsets, t_ * k + 1);
   declare_first(op, E::kGlobalScale);
   add(op);
 }
