@@ -9,6 +9,9 @@
 //            or the kernel died, hung or reported a fault. Rows of a top-k selection are compared as sets.
 //   rounds   some bits changed, all of them within that tolerance
 //   same     no bit changed
+//
+// An output that differs is caught when the checks of the op alone, on those inputs, in the checked build and under
+// reference, find something (what a conviction does first), or when the kernel died, hung or reported a fault.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,8 +33,8 @@
 namespace faultline {
 namespace {
 
-enum Outcome : int { kSame = 0, kRounds = 1, kDiffers = 2 };
-constexpr int kTriesOfPattern = 2;    // layers of one pass in which an op of the same name is looked at
+enum Outcome : int { kSame = 0, kRounds = 1, kDiffers = 2, kCaught = 3 };
+constexpr int kTriesOfPattern = 1;    // layers of one pass in which an op of one kernel is looked at
 constexpr unsigned kPatience = 5;     // seconds, then a mutant hangs
 constexpr int64_t kWarmupTokens = 4;  // as the worker's greedy query
 constexpr int64_t kWarmupSteps = 2;
@@ -147,6 +150,7 @@ struct Seen {
   int outcome = kSame;
   std::set<std::string> rows;     // in which it was reached
   std::set<std::string> differs;  // rows in which an output differed
+  std::set<std::string> caught;   // rows in which one that differed was caught
   std::set<std::string> kernels;  // "kind/kernel", of ops whose output differed
 };
 
@@ -172,32 +176,46 @@ class MutantInjector : public FaultInjector {
       if (mutant::reached[number] == 0) continue;
       Seen& seen = seen_[number];
       seen.rows.insert(row_);
-      if (seen.differs.count(row_) != 0 && seen.kernels.count(kernel) != 0) continue;
-      const int outcome = apart(number, comparison, before, unmutated, op, call);
+      if (seen.caught.count(row_) != 0 && seen.kernels.count(kernel) != 0) continue;
+      const int outcome = apart(number, comparison, before, unmutated, info, op, call);
       seen.outcome = std::max(seen.outcome, outcome);
-      if (outcome != kDiffers) continue;
+      if (outcome < kDiffers) continue;
       seen.differs.insert(row_);
+      if (outcome == kCaught) seen.caught.insert(row_);
       seen.kernels.insert(kernel);
     }
     return result;
   }
 
  private:
-  static int apart(int number, const Comparison& comparison, const std::vector<std::vector<std::byte>>& before,
-                   std::vector<std::vector<std::byte>>& unmutated, const Op& op, const OpCall& call) {
+  // Runs `mutated` with the mutant chosen, in a process of its own; what it returns. kCaught: it died or hung.
+  template <class Run>
+  static int in_child(int number, const Run& mutated) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(kPatience);
       mutant::chosen = number;
-      comparison.restore(before);
-      const KernelResult result = op.kernel->run(call);
-      _exit(result ? kDiffers : comparison.against(unmutated));
+      _exit(mutated());
     }
     int status = 0;
     waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) <= kDiffers ? WEXITSTATUS(status) : kDiffers;
+    return WIFEXITED(status) && WEXITSTATUS(status) <= kCaught ? WEXITSTATUS(status) : kCaught;
   }
 
+  int apart(int number, const Comparison& comparison, const std::vector<std::vector<std::byte>>& before,
+            std::vector<std::vector<std::byte>>& unmutated, const PassInfo& info, const Op& op, const OpCall& call) {
+    const int outcome = in_child(number, [&]() -> int {
+      comparison.restore(before);
+      return op.kernel->run(call) ? kCaught : comparison.against(unmutated);
+    });
+    if (outcome != kDiffers) return outcome;
+    return in_child(number, [&]() -> int {
+      comparison.restore(before);
+      return replay_alone(op, info, nullptr, call.launch.seed, *device_) ? kCaught : kDiffers;
+    });
+  }
+
+  const std::unique_ptr<Device> device_ = make_cpu_device();
   std::map<int, Seen>& seen_;
   std::string row_;
   std::map<std::string, int> tries_;
@@ -275,11 +293,12 @@ int run(int argc, char** argv) {
   }
   nlohmann::json json = nlohmann::json::object();
   for (const auto& [number, one] : seen)
-    json[fmt::format("{}", number)] = {{"outcome", one.outcome == kDiffers  ? "differs"
+    json[fmt::format("{}", number)] = {{"outcome", one.outcome >= kDiffers  ? "differs"
                                                    : one.outcome == kRounds ? "rounds"
                                                                             : "same"},
                                        {"reached", one.rows},
                                        {"differs", one.differs},
+                                       {"caught", one.caught},
                                        {"kernels", one.kernels}};
   const auto written = write_file(argv[1], json.dump(1) + "\n");
   return written ? 0 : 1;

@@ -11,6 +11,8 @@ from pathlib import Path
 FAILURES = {"nonfinite", "bounds", "unwritten", "canary", "mismatch", "probability", "layout", "device-assert",
             "illegal-access", "launch-failure", "crash", "abort", "hang", "oom", "flaky"}
 HANG_SECONDS = 5
+MOST_SCREENED = 1  # rows that a mutant is screened in under checks: full
+SPREAD = 7919  # a prime
 PATIENCE = 120  # seconds for one call of the program
 
 
@@ -46,10 +48,11 @@ def differences(program, rows, jobs, folder):
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for name, answer in zip(rows, pool.map(one, rows)):
             for number, part in answer.items():
-                seen = result.setdefault(int(number), {"outcome": "same", "differs": [], "kernels": []})
+                seen = result.setdefault(int(number), {"outcome": "same", "differs": [], "caught": [], "kernels": []})
                 seen["outcome"] = max(seen["outcome"], part["outcome"], key=order.index)
                 if part["outcome"] == "differs":
                     seen["differs"].append(name)
+                    seen["caught"] += [name] if part["caught"] else []
                     seen["kernels"] += [k for k in part["kernels"] if k not in seen["kernels"]]
     return dict(sorted(result.items()))
 
@@ -68,14 +71,14 @@ def call(program, arguments, folder, number):
     return json.loads(out.read_text()) if out.exists() else None
 
 
-def screened(program, text, folder, number):
-    """The verdict of a row under checks: full, in one run of one worker."""
+def screened(program, text, checks, folder, number):
+    """The verdict of a row in one run of one worker."""
     (folder / "row.yaml").write_text(text)
-    answer = call(program, ["replay", "row.yaml", "--checks", "full"], folder, number)
+    answer = call(program, ["replay", "row.yaml", "--checks", checks], folder, number)
     return "none" if answer is None else answer["verdict"]
 
 
-def convicted(program, text, folder, number):
+def bisected(program, text, folder, number):
     """Verdict and culprits of a bisection of a row under checks: reference."""
     (folder / "row.yaml").write_text(text)
     answer = call(program, ["bisect", "row.yaml", "--checks", "reference", "--out", "runs"], folder, number)
@@ -97,37 +100,67 @@ def in_turn(names):
     return [name for _, _, name in sorted(keyed)]
 
 
-def examine(program, rows, number, differs, first):
-    """Bisects `first` of the rows in which an output differs, and all the others as long as none has failed."""
-    result = {"mutant": number, "full": {}, "reference": {}, "culprits": []}
-    folder = Path(tempfile.mkdtemp(prefix="mutant-"))
-    try:
-        for place, name in enumerate(in_turn(differs)):
-            if place >= first and not FAILURES.isdisjoint(result["reference"].values()):
+def find(program, rows, number, differs, folder):
+    """Screens rows in which an output differs until one fails: all of them under reference, some under full."""
+    result = {"mutant": number, "reference": {}, "full": {}}
+    for checks, names in (("reference", in_turn(differs)), ("full", in_turn(differs)[:MOST_SCREENED])):
+        for name in names:
+            result[checks][name] = screened(program, rows[name], checks, folder, number)
+            if result[checks][name] in FAILURES:
                 break
-            result["reference"][name], culprits = convicted(program, rows[name], folder, number)
-            result["culprits"] += culprits
-        for name in in_turn(differs):
-            result["full"][name] = screened(program, rows[name], folder, number)
-            if result["full"][name] in FAILURES:
-                break
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
-def run(program, rows, seen, jobs, seconds, done, first=2):
-    """Examines the mutants whose outputs differ, into the file `done` (a line each), until the time is up. What is in
-    the file already is not run again."""
-    known = {json.loads(line)["mutant"] for line in done.read_text().splitlines()} if done.exists() else set()
-    wanted = [n for n, s in seen.items() if s["outcome"] == "differs" and n not in known]
-    end = time.monotonic() + seconds
+def convict(program, rows, number, found, folder):
+    """Bisects the row that failed under reference."""
+    failed = [name for name, verdict in found["reference"].items() if verdict in FAILURES]
+    verdict, culprits = bisected(program, rows[failed[0]], folder, number)
+    return {"mutant": number, "row": failed[0], "verdict": verdict, "culprits": culprits}
+
+
+def known(path):
+    """Results of an earlier run, by mutant."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {result["mutant"]: result for result in map(json.loads, lines)}
+
+
+def run_all(examine, numbers, jobs, end, path):
+    """examine(number, folder) for each, a line of the file each, until the time is up."""
 
     def one(number):
-        return None if time.monotonic() > end else examine(str(program), rows, number, seen[number]["differs"], first)
+        if time.monotonic() > end:
+            return None
+        with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+            return examine(number, Path(folder))
 
-    with open(done, "a") as out, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(one, wanted):
+    with open(path, "a") as out, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for future in concurrent.futures.as_completed([pool.submit(one, number) for number in numbers]):
+            result = future.result()
             if result is not None:
                 out.write(json.dumps(result) + "\n")
                 out.flush()
+
+
+def sampled(numbers, seen):
+    """First those that the checks of an op alone missed, then the others in an order that makes any beginning of it a
+    sample from all files and operators."""
+    most = max(numbers, default=0) + 1
+    return sorted(numbers, key=lambda n: (bool(seen[n]["caught"]), n * SPREAD % most))
+
+
+def run(program, rows, seen, jobs, seconds, out):
+    """Examines the mutants whose outputs differ: first which are found, then who is named. Results in the folder `out`
+    are not made again. Returns both, by mutant."""
+    end = time.monotonic() + seconds
+    program = str(program)
+
+    def step(examine, numbers, path):
+        done = known(path)
+        run_all(examine, [n for n in sampled(numbers, seen) if n not in done], jobs, end, path)
+        return {n: r for n, r in known(path).items() if n in seen}
+
+    differ = [n for n, s in seen.items() if s["outcome"] == "differs"]
+    found = step(lambda n, folder: find(program, rows, n, seen[n]["differs"], folder), differ, out / "found.jsonl")
+    failing = [n for n, f in found.items() if not FAILURES.isdisjoint(f["reference"].values())]
+    convicted = step(lambda n, folder: convict(program, rows, n, found[n], folder), failing, out / "convicted.jsonl")
+    return found, convicted
