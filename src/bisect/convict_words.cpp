@@ -9,12 +9,6 @@ std::string counted_runs(int64_t runs) {
   return fmt::format("{} run{}", runs, runs == 1 ? "" : "s");
 }
 
-std::string percent(double fraction) {
-  constexpr double kTens = 10;  // percent from which on a digit behind the point says nothing
-  const double value = fraction * 100;
-  return value < kTens ? fmt::format("{:.1f} %", value) : fmt::format("{:.0f} %", value);
-}
-
 std::string came_to(const RunCount& count) {
   return fmt::format("{} of {} {}", count.failures, counted_runs(count.runs), count.runs == 1 ? "fails" : "fail");
 }

@@ -5,13 +5,12 @@
 
 #include "base/repeat_statistics.h"
 #include "report/findings.h"
+#include "report/phrases.h"
 
 namespace faultline {
 
 // "1 run", "29 runs".
 std::string counted_runs(int64_t runs);
-// "4.0 %", "10 %".
-std::string percent(double fraction);
 // "0 of 29 runs fail".
 std::string came_to(const RunCount& count);
 

@@ -27,6 +27,56 @@ LaunchBase launch_base(const Experiment& experiment, const Profile& profile) {
   return base;
 }
 
+// A failure that comes and goes: a row that passed a few times may have it all the same.
+struct Flaky {
+  const Localized* localized;
+  int64_t clean_wanted;  // of a row that is to count as free of it
+};
+
+std::vector<Flaky> flaky_signatures(const std::vector<Localized>& localized) {
+  std::vector<Flaky> result;
+  for (const Localized& one : localized) {
+    if (!one.unchanged.mixed()) continue;
+    const RunCount later{one.unchanged.runs - 1, one.unchanged.failures - 1};  // than the one that drew attention to it
+    result.push_back({&one, clean_runs_needed(std::max(rate_at_least(later), kDesignFailureRate))});
+  }
+  return result;
+}
+
+// What the search took from rows that passed too few times for that is taken back.
+void doubt_few_runs(const std::vector<Localized>& localized, Findings& findings) {
+  for (const Flaky& flaky : flaky_signatures(localized)) {
+    const Localized& one = *flaky.localized;
+    int64_t fewest = flaky.clean_wanted;
+    for (const ConfigurationResult& row : findings.configurations)
+      if (row.plant == one.plant && row.verdict == "pass") fewest = std::min(fewest, row.repeats);
+    if (fewest >= flaky.clean_wanted) continue;
+    for (MinimalCombination& combination : findings.minimal_combinations) {
+      if (combination.signature != one.signature || combination.plant != one.plant) continue;
+      combination.untested.clear();
+      for (const auto& [axis, value] : combination.axes) combination.untested.push_back(axis);
+    }
+    if (one.plant.empty())
+      std::erase_if(findings.workarounds,
+                    [&](const Workaround& workaround) { return workaround.signature == one.signature; });
+    findings.next_experiments.push_back(fmt::format(
+        "'{}' shows in {} of {} runs only: that other rows passed {} proves nothing. Run with --repeats auto, which "
+        "runs each of them until {} clean runs tell.",
+        one.signature, one.unchanged.failures, one.unchanged.runs,
+        fewest == 1 ? "once" : fmt::format("{} times", fewest), flaky.clean_wanted));
+  }
+}
+
+// Signatures that other failures hide in some rows, in one sentence.
+std::string masked_text(const std::vector<MaskedRows>& masked) {
+  std::map<std::string, size_t> rows;
+  for (const MaskedRows& one : masked) rows[one.signature] += one.rows.size();
+  std::string text;
+  for (const auto& [signature, count] : rows)
+    text += fmt::format("{}'{}' ({} row{})", text.empty() ? "" : ", ", signature, count, count == 1 ? "" : "s");
+  return "Rows that fail earlier in another way say nothing about what that hides: " + text + ".";
+}
+
 }  // namespace
 
 std::vector<SearchRow> search_rows(const std::vector<ScreenRow>& rows) {
@@ -115,9 +165,8 @@ Findings findings_of_run(const PreparedExperiment& prepared, const std::vector<S
   }
   // What holds for every run (own kernels, check level, repeats) the report says by itself.
   auto& limits = findings.limits;
-  for (const MaskedRows& masked : search.masked)
-    limits.push_back("Rows that fail earlier otherwise say nothing about '" + masked.signature +
-                     "': " + std::to_string(masked.rows.size()) + " of them.");
+  if (!search.masked.empty()) limits.push_back(masked_text(search.masked));
+  doubt_few_runs(localized, findings);
   if (!prepared.target.note.empty()) limits.push_back(prepared.target.note);
   return findings;
 }

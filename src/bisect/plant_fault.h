@@ -190,6 +190,8 @@ std::vector<Fp4Product> fp4_products(ModelWeights& weights);
 std::unique_ptr<PlantedFault> make_late_tile(Site site);
 std::unique_ptr<PlantedFault> make_late_rows(Site site);
 std::unique_ptr<PlantedFault> make_late_cache(Site site);
+// plant_graph.cpp
+std::unique_ptr<PlantedFault> make_stale_graph_slots(Site site);
 // plant_weights.cpp
 std::unique_ptr<PlantedFault> make_zero_input_scale(Site site);
 std::unique_ptr<PlantedFault> make_missing_expert_scale(Site site);

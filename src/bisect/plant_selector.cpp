@@ -6,6 +6,7 @@
 #include <charconv>
 #include <set>
 
+#include "base/rng.h"
 #include "base/text.h"
 
 namespace faultline {
@@ -56,6 +57,7 @@ class SelectorParser {
     if (value.empty()) return bad_input("{}: '{}' has no value", where_, key);
     if (key == "op") return glob(value);
     if (key == "phase") return phase(value);
+    if (key == "p") return probability(value);
     FAULTLINE_TRY(const int64_t number, count(key, value));
     if (key == "layer") selector_.layer = number;
     if (key == "row") selector_.row = number;
@@ -86,6 +88,16 @@ class SelectorParser {
       if (value == pass_phase_name(candidate)) selector_.phase = candidate;
     if (selector_.phase) return {};
     return bad_input("{}: '{}' is no phase{}", where_, quotable(value), suggestion(value, {"prefill", "decode"}));
+  }
+
+  Status probability(std::string_view value) {
+    double number = 0;
+    const char* end = value.data() + value.size();
+    const auto [stop, code] = std::from_chars(value.data(), end, number);
+    if (code != std::errc() || stop != end || !(number > 0) || !(number <= 1))
+      return bad_input("{}: 'p' takes a probability above 0 and up to 1, not '{}'", where_, quotable(value));
+    selector_.probability = number;
+    return {};
   }
 
   Result<int64_t> count(const std::string& key, std::string_view value) {
@@ -139,16 +151,26 @@ std::string PlantSelector::text() const {
   if (graph) items.push_back(fmt::format("graph={}", *graph ? "on" : "off"));
   if (warmup) items.push_back(fmt::format("warmup={}", *warmup ? "on" : "off"));
   if (checked) items.push_back(fmt::format("checked={}", *checked ? "on" : "off"));
+  if (probability) items.push_back(fmt::format("p={}", *probability));
   return fmt::format("{}", fmt::join(items, ","));
 }
 
 std::vector<std::string> plant_selector_keys() {
-  return {"op", "layer", "row", "phase", "step", "batch", "tokens", "graph", "warmup", "checked"};
+  return {"op", "layer", "row", "phase", "step", "batch", "tokens", "graph", "warmup", "checked", "p"};
 }
 
 Result<PlantSelector> parse_plant_selector(std::string_view text, std::string_view where,
                                            const std::vector<std::string>& allowed) {
   return SelectorParser(where, allowed).parse(text);
+}
+
+bool plant_is_there(std::string_view spec, uint64_t seed, int64_t repeat) {
+  const size_t at = spec.find('@');
+  if (at == std::string_view::npos) return true;
+  const auto selector = parse_plant_selector(spec.substr(at + 1), spec, plant_selector_keys());
+  if (!selector || !selector->probability) return true;
+  return CounterRng(seed, fmt::format("plant {}", spec)).uniform(static_cast<uint64_t>(repeat)) <
+         *selector->probability;
 }
 
 bool glob_matches(std::string_view pattern, std::string_view text) {

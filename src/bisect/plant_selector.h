@@ -8,8 +8,9 @@
 //                                                  passes of the phase so far; requests, token rows of the pass
 //             | ("graph" | "warmup" | "checked") ["=" ("on" | "off")]
 //                                                  replay of recorded ops; the warm-up; the checked build of a kernel
+//             | "p=" P                             there at all in a run: drawn from the run's seed and repeat
 //
-// N is a decimal number from 0. Each key at most once. All items must hold.
+// N is a decimal number from 0, P one above 0 and up to 1. Each key at most once. All items must hold.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,9 @@ struct PlantSelector {
   std::optional<PassPhase> phase;
   std::optional<CountRange> step, batch, tokens;
   std::optional<bool> graph, warmup, checked;
+  std::optional<double> probability;
 
-  // Everything but `row`, which the fault itself knows what to do with.
+  // Everything but `row`, which the fault itself knows what to do with, and `probability`.
   bool matches(const PassInfo& info, const Op& op_, bool checked_build) const;
   // Whether some pass could make it match the op, or an op of that op's layer.
   bool may_match(const Op& op_) const;
@@ -53,6 +55,10 @@ std::vector<std::string> plant_selector_keys();
 // Bad input names the item; `where` says what the selector belongs to. `allowed`: the keys that this plant takes.
 Result<PlantSelector> parse_plant_selector(std::string_view text, std::string_view where,
                                            const std::vector<std::string>& allowed);
+
+// Whether a plant ("NAME@selector", already found to be sound) is there in a run: always without a probability,
+// otherwise by a draw that depends on the plant, the seed and the number of the repeat alone.
+bool plant_is_there(std::string_view spec, uint64_t seed, int64_t repeat);
 
 // '*' stands for any characters, '?' for one, anything else for itself; the whole text must match.
 bool glob_matches(std::string_view pattern, std::string_view text);

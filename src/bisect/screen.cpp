@@ -167,7 +167,7 @@ void conclude(ScreenRow& row, const Experiment& experiment) {
     row.launch_order = launch_order(worst->settings.front());
   }
   if (out.failures > 0 && out.failures < out.repeats) {
-    out.notes.push_back(fmt::format("failed in {} of {} repeats ({})", out.failures, out.repeats, out.verdict));
+    out.reason = out.verdict + (out.reason.empty() ? "" : ": " + out.reason);
     out.verdict = "flaky";
   }
   if (status == TargetStatus::kLayout)

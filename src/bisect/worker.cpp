@@ -8,6 +8,7 @@
 #include "bisect/core_dump.h"
 #include "bisect/engine_config.h"
 #include "bisect/plant.h"
+#include "bisect/plant_selector.h"
 #include "bisect/probes.h"
 #include "bisect/protocol.h"
 #include "bisect/signature.h"
@@ -129,7 +130,7 @@ class TaskRunner {
   Status prepare() {
     mark(WorkerPhase::kLoad);
     FAULTLINE_TRY(weights_, load_weights(checkpoint_));
-    if (!task_.plant.empty()) {
+    if (!task_.plant.empty() && plant_is_there(task_.plant, task_.seed, task_.options.repeat)) {
       FAULTLINE_TRY(plant_, make_plant(task_.plant, weights_.config));
       plant_->weights(weights_);
     }

@@ -164,6 +164,8 @@ Text place_line(const Findings& findings, const std::vector<const Localized*>& f
   } else {
     text.text("; culprit: ").strong(main.culprit);
   }
+  if (main.unchanged.mixed())
+    text.text(fmt::format("; {} of {} runs fail", main.unchanged.failures, main.unchanged.runs));
   text.text(fmt::format(" (reproduces alone: {}, necessary: {}).",
                         main.reproduces.empty() ? "unknown" : main.reproduces,
                         main.necessary.empty() ? "unknown" : main.necessary));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "report/answer.h"
@@ -42,12 +43,7 @@ void compose_signatures(const Findings& findings, Document& document) {
     compose_signature(findings, localized, 3, document);
     any = true;
   }
-  if (!any) {
-    const bool failing =
-        std::any_of(findings.configurations.begin(), findings.configurations.end(),
-                    [](const auto& row) { return row.plant.empty() && verdict_is_failure(row.verdict); });
-    document.paragraph(failing ? "There are failures, and none could be grouped and searched." : "Nothing failed.");
-  }
+  if (!any) document.paragraph("There are failures, and none could be grouped and searched.");
   compose_unlocalized(findings, "", document);
 }
 
@@ -84,33 +80,32 @@ void compose_irrelevant(const Findings& findings, Document& document) {
   document.list(std::move(inert));
 }
 
-void compose_next(const Findings& findings, Document& document) {
-  document.heading(2, "Untested, and the next experiments worth their time");
-  if (findings.next_experiments.empty()) {
-    document.paragraph("Nothing in this grid is left open.");
-    return;
+void compose_what_to_do(const Findings& findings, Document& document) {
+  document.heading(2, "What to do now");
+  if (findings.workarounds.empty()) {
+    document.paragraph("No configuration of this grid both passes and is near a failing one.");
+  } else {
+    document.paragraph(
+        "The nearest configurations that passed work around the fault; they do not mend it. Each with the server's "
+        "command:");
+    for (const Workaround& workaround : findings.workarounds) {
+      Text text(workaround.from.empty() ? "Set " : "In " + workaround.from + ", set ");
+      text.append(settings_text(workaround.changes)).text(": " + workaround.id + " passes");
+      if (const ConfigurationResult* row = find_configuration(findings, workaround.id);
+          row != nullptr && row->repeats > 1)
+        text.text(fmt::format(" ({} of {} runs)", row->repeats - row->failures, row->repeats));
+      if (!workaround.signature.empty()) text.text(", without ").code(workaround.signature);
+      document.list({text.text(".")});
+      if (!workaround.launch_command.empty()) document.code(workaround.launch_command);
+    }
   }
+  if (findings.next_experiments.empty()) return;
+  document.paragraph("Still open, and worth their time:");
   document.list({findings.next_experiments.begin(), findings.next_experiments.end()});
 }
 
-void compose_workarounds(const Findings& findings, Document& document) {
-  document.heading(2, "Work-around");
-  if (findings.workarounds.empty()) {
-    document.paragraph("No configuration of this grid both passes and is near a failing one.");
-    return;
-  }
-  document.paragraph("The nearest configurations that passed. They avoid the fault, they do not mend it.");
-  for (const Workaround& workaround : findings.workarounds) {
-    Text text(workaround.from.empty() ? "Set " : "In " + workaround.from + ", set ");
-    text.append(settings_text(workaround.changes)).text(": " + workaround.id + " passes");
-    if (!workaround.signature.empty()) text.text(", without ").code(workaround.signature);
-    document.list({text.text(".")});
-    if (!workaround.launch_command.empty()) document.code(workaround.launch_command);
-  }
-}
-
 void compose_replay(const Findings& findings, Document& document) {
-  document.heading(2, "How to replay");
+  document.heading(2, "How to reproduce");
   std::vector<std::string> commands;
   for (const Localized& localized : findings.localized) {
     const ConfigurationResult* example = example_of(findings, localized);
@@ -146,6 +141,23 @@ void compose_environment(const Findings& findings, Document& document) {
   document.table({"what", "value"}, std::move(rows));
 }
 
+// What the passing configurations' runs exclude: the fewest runs among them speak for all.
+std::string repeats_text(const Findings& findings) {
+  int64_t fewest = std::numeric_limits<int64_t>::max();
+  for (const ConfigurationResult& row : findings.configurations)
+    if (row.verdict == "pass") fewest = std::min(fewest, row.repeats);
+  if (fewest == std::numeric_limits<int64_t>::max()) return "No configuration passed.";
+  if (fewest <= 1)
+    return fmt::format(
+        "Passing configurations ran once; a fault that does not show each time can have been missed. "
+        "--repeats auto runs them until a failure rate of {} is excluded at {} confidence ({} clean runs).",
+        percent(kDesignFailureRate), percent(kConfidenceLevel), clean_runs_needed(kDesignFailureRate));
+  return fmt::format(
+      "Each passing configuration ran {} times or more without a failure: at {} confidence its failure rate is below "
+      "{}. A rarer fault can have been missed.",
+      fewest, percent(kConfidenceLevel), percent(rate_at_most({fewest, 0})));
+}
+
 void compose_limits(const Findings& findings, Document& document) {
   document.heading(2, "Limits of the evidence");
   std::vector<Text> limits;
@@ -176,12 +188,10 @@ void compose_limits(const Findings& findings, Document& document) {
   }
   size_t not_run = 0;
   size_t off_target = 0;
-  int64_t repeats = 0;
   for (const ConfigurationResult& row : findings.configurations) {
     const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
     not_run += !ran;
     off_target += ran && row.target_status != "runs" && !row.target_status.empty();
-    repeats = std::max(repeats, row.repeats);
   }
   if (not_run != 0) {
     limits.push_back(Text(counted(not_run, "configuration") +
@@ -193,9 +203,7 @@ void compose_limits(const Findings& findings, Document& document) {
                           " ran here although the target refuses or lacks it. The "
                           "verdict is that of this run; the target's status is in the table."));
   }
-  limits.push_back(repeats > 1
-                       ? fmt::format("Configurations ran up to {} times; a rarer fault can have been missed.", repeats)
-                       : "Each configuration ran once; a fault that depends on timing can have been missed.");
+  limits.emplace_back(repeats_text(findings));
   for (const std::string& limit : findings.limits) limits.emplace_back(limit);
   document.list(std::move(limits));
 }
@@ -236,16 +244,23 @@ Document compose(const Findings& findings) {
       "guard means that the server itself refuses a configuration, unsupported that its kernel does not exist for the "
       "target.");
 
+  const bool fails = std::any_of(findings.configurations.begin(), findings.configurations.end(),
+                                 [](const auto& row) { return row.plant.empty() && verdict_is_failure(row.verdict); });
+  const auto planted = [&] {
+    for (const std::string& plant : plants_of(findings))
+      if (!plant.empty()) compose_plant(findings, plant, document);
+  };
+  if (fails) {
+    compose_signatures(findings, document);
+    compose_irrelevant(findings, document);
+  } else {
+    planted();  // what there is to tell
+  }
+  compose_what_to_do(findings, document);
+  compose_replay(findings, document);
   document.heading(2, "The grid");
   compose_grid(findings, "", document);
-  compose_signatures(findings, document);
-  compose_irrelevant(findings, document);
-  compose_next(findings, document);
-  compose_workarounds(findings, document);
-  compose_replay(findings, document);
-  for (const std::string& plant : plants_of(findings)) {
-    if (!plant.empty()) compose_plant(findings, plant, document);
-  }
+  if (fails) planted();
   compose_environment(findings, document);
   compose_limits(findings, document);
   return document;

@@ -55,41 +55,57 @@ Cell code_cell(const std::string& value) {
   return {Text().code(value), Tone::kPlain};
 }
 
-// Notes that stand in every row are said once. Of a single row they are its own.
-std::vector<std::string> shared_notes(const Rows& rows) {
-  std::vector<std::string> shared;
-  if (rows.size() < 2) return shared;
-  for (const std::string& note : rows.front()->notes)
-    if (std::all_of(rows.begin(), rows.end(), [&](const ConfigurationResult* row) {
-          return std::find(row->notes.begin(), row->notes.end(), note) != row->notes.end();
-        }))
-      shared.push_back(note);
+// Notes are said once, below the table: `everywhere` those of all rows, `numbered` the others.
+struct SharedNotes {
+  std::vector<std::string> everywhere;
+  std::vector<std::string> numbered;
+};
+
+SharedNotes shared_notes(const Rows& rows) {
+  SharedNotes shared;
+  std::vector<std::pair<std::string, size_t>> counts;  // in the order of their first row
+  for (const ConfigurationResult* row : rows)
+    for (const std::string& note : row->notes) {
+      const auto known =
+          std::find_if(counts.begin(), counts.end(), [&](const auto& count) { return count.first == note; });
+      if (known == counts.end())
+        counts.emplace_back(note, 1);
+      else
+        ++known->second;
+    }
+  for (const auto& [note, count] : counts) {
+    (count == rows.size() ? shared.everywhere : shared.numbered).push_back(note);
+  }
   return shared;
 }
 
-Text reason_text(const ConfigurationResult& row, const std::vector<std::string>& said) {
+Text reason_text(const ConfigurationResult& row, const SharedNotes& shared) {
   Text text;
   if (!row.reason.empty()) {
+    if (row.first_violation && !row.first_violation->op.empty()) text.code(row.first_violation->op).text(": ");
     text.text(row.reason);
   } else if (row.first_violation) {
     text.append(place_text(*row.first_violation));
   }
-  if (row.repeats > 1 && row.failures != 0)
-    text.text(fmt::format(" ({} of {} repeats fail)", row.failures, row.repeats));
   // A row that ran although the target would not run it, or refuses it.
   const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
   if (ran && !row.target_status.empty() && row.target_status != "runs") {
     text.text(fmt::format("{}on the target: {}", text.empty() ? "" : "; ", row.target_status));
   }
-  for (const std::string& note : row.notes)
-    if (std::find(said.begin(), said.end(), note) == said.end())
-      text.text((text.empty() ? "note: " : "; note: ") + note);
+  std::string numbers;
+  for (const std::string& note : row.notes) {
+    const auto has = [&](const std::vector<std::string>& notes) { return std::find(notes.begin(), notes.end(), note); };
+    if (has(shared.everywhere) != shared.everywhere.end()) continue;
+    const auto at = has(shared.numbered);
+    numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", at - shared.numbered.begin() + 1);
+  }
+  if (!numbers.empty()) text.text(fmt::format("{}note {}", text.empty() ? "" : "; ", numbers));
   return text;
 }
 
 // One row a configuration.
 void detailed(const Rows& rows, const std::vector<std::string>& varying, Document& document) {
-  const std::vector<std::string> said = shared_notes(rows);
+  const SharedNotes shared = shared_notes(rows);
   std::vector<Text> header{"id"};
   for (const std::string& axis : varying) header.push_back(Text().code(axis));
   header.emplace_back("verdict");
@@ -99,11 +115,16 @@ void detailed(const Rows& rows, const std::vector<std::string>& varying, Documen
     if (cells.size() == kMaxListed) break;
     std::vector<Cell> line{{row->id}};
     for (const std::string& axis : varying) line.push_back(code_cell(value_of(*row, axis)));
-    line.push_back({row->verdict, tone_of(row->verdict)});
-    line.push_back({reason_text(*row, said)});
+    const std::string runs = row->repeats > 1 ? fmt::format(" ({} of {} fail)", row->failures, row->repeats) : "";
+    line.push_back({row->verdict + runs, tone_of(row->verdict)});
+    line.push_back({reason_text(*row, shared)});
     cells.push_back(std::move(line));
   }
   document.table(std::move(header), std::move(cells));
+  std::vector<Text> notes;
+  for (size_t i = 0; i < shared.numbered.size(); ++i)
+    notes.emplace_back(fmt::format("note {}: {}", i + 1, shared.numbered[i]));
+  if (!notes.empty()) document.list(std::move(notes));
   if (rows.size() > kMaxListed) {
     document.paragraph(Text(fmt::format("{} more are in ", rows.size() - kMaxListed)).code("findings.json").text("."));
   }
@@ -224,7 +245,7 @@ void compose_grid(const Findings& findings, const std::string& plant, Document& 
   }
   if (plant.empty() && !fixed.empty())
     document.paragraph(Text("The same in every row: ").append(settings_text(fixed)).text("."));
-  for (const std::string& note : shared_notes(shown)) document.paragraph("Of every row: " + note + ".");
+  for (const std::string& note : shared_notes(shown).everywhere) document.paragraph("Of every row: " + note + ".");
   if (plant.empty()) compose_resolved(shown, document);
 }
 

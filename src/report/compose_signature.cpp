@@ -11,11 +11,16 @@
 namespace faultline {
 namespace {
 
+// Convicted by relaxing one edge, or one buffer of a graph's batch, of a run whose ops are clean one by one.
+bool by_relaxing(const Localized& localized) {
+  return localized.culprit == "ordering" || (localized.culprit == "metadata" && localized.op != "batch.prepare");
+}
+
 // What was repeated differs by culprit: an op alone, a whole run, a checkpoint tensor.
 Text reproduces_text(const Localized& localized) {
   const std::string& answer = localized.reproduces;
-  if (localized.culprit == "ordering" && answer == "yes")
-    return "yes: the same run fails again each time; each op alone is clean";
+  if (by_relaxing(localized) && answer == "yes") return "the whole run does, each time; each op alone is clean";
+  if (by_relaxing(localized)) return "the whole run does, now and then; each op alone is clean";
   if (localized.culprit == "setting" && answer == "yes")
     return "yes: run again op by op, the same gap to the model shows";
   if (localized.culprit == "weights" && answer == "yes") return "yes: the tensor of the checkpoint is what it is";
@@ -31,6 +36,8 @@ Text necessary_text(const Localized& localized) {
   const std::string& answer = localized.necessary;
   if (localized.culprit == "ordering" && answer == "yes")
     return "yes: with this one edge forced to wait the failure is gone from the run";
+  if (by_relaxing(localized) && answer == "yes")
+    return "yes: with this one buffer written anew the failure is gone from the run";
   if (localized.culprit == "setting" && answer == "yes")
     return "yes: with the model's own value in its place the gap is gone";
   if (localized.culprit == "weights" && answer == "yes")
@@ -38,6 +45,22 @@ Text necessary_text(const Localized& localized) {
   if (answer == "yes") return "yes: with a reference in its place the failure is gone from the run";
   if (answer == "no") return "no: with a reference in its place the run still fails this way";
   return "unknown: no run with a reference in its place could be made";
+}
+
+std::string how_often_text(const Localized& localized) {
+  std::string text = runs_text(localized.unchanged);
+  if (localized.changed.runs > 1)
+    text += fmt::format("{}with what is convicted taken out of it, {} of {}", text.empty() ? "" : "; ",
+                        localized.changed.failures, localized.changed.runs);
+  return text;
+}
+
+std::string confidence_text(const Localized& localized) {
+  if (localized.culprit.empty()) return localized.confidence;
+  if (localized.level > 0)
+    return fmt::format("{}: luck alone would bring this about in at most {} of cases", localized.confidence,
+                       percent(1 - localized.level));
+  return localized.confidence + ", taking it to fail each time, as it did in every run";
 }
 
 Text build_text(const std::string& build) {
@@ -76,7 +99,7 @@ void compose_signature(const Findings& findings, const Localized& localized, int
   const Violation* violation = violation_of(findings, localized);
   if (violation != nullptr) {
     add("First broken contract", place_text(*violation).text(" (" + example->id + ")"));
-    add("What was expected", violation->detail);
+    add("What was seen", violation->detail);
     add("Kernel", kernel_text(violation->kernel, violation->provenance, violation->follows));
     if (!localized.op.empty() && localized.op != violation->op)
       add("Convicted op", Text()
@@ -92,7 +115,8 @@ void compose_signature(const Findings& findings, const Localized& localized, int
   }
   add("Reproduces alone", reproduces_text(localized));
   add("Necessary", necessary_text(localized));
-  add("Confidence", localized.confidence);
+  add("How often it fails", how_often_text(localized));
+  add("Confidence", confidence_text(localized));
   add("Smallest combination", combinations_text(findings, localized));
   add("Configurations", fmt::format("{} ({})", ids_text(localized.configurations), localized.configurations.size()));
   if (!localized.capsule.empty()) {

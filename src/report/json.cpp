@@ -86,6 +86,10 @@ Json to_json(const ConfigurationResult& configuration) {
   out["launch_command"] = configuration.launch_command;
   out["repeats"] = configuration.repeats;
   out["failures"] = configuration.failures;
+  // What the runs leave possible, each at kConfidenceLevel.
+  const RunCount count{configuration.repeats, configuration.failures};
+  out["failure_rate_at_least"] = rate_at_least(count);
+  out["failure_rate_at_most"] = rate_at_most(count);
   // JSON has no NaN, and a time that is none is of no use to a reader.
   out["seconds"] = std::isfinite(configuration.seconds) ? configuration.seconds : 0.0;
   out["first_violation"] = configuration.first_violation ? to_json(*configuration.first_violation) : Json(nullptr);
@@ -105,6 +109,12 @@ Json to_json(const Localized& localized) {
   out["reproduces"] = localized.reproduces;
   out["necessary"] = localized.necessary;
   out["confidence"] = localized.confidence;
+  out["unchanged_runs"] = localized.unchanged.runs;
+  out["unchanged_failures"] = localized.unchanged.failures;
+  out["changed_runs"] = localized.changed.runs;
+  out["changed_failures"] = localized.changed.failures;
+  out["level"] = localized.level;
+  out["worker_runs"] = localized.worker_runs;
   out["configurations"] = localized.configurations;
   out["capsule"] = localized.capsule;
   out["explanation"] = localized.explanation;
@@ -176,6 +186,8 @@ class Reader {
   Reader& required(const char* key, std::vector<int64_t>& out) { return read(key, true, out); }
   Reader& required(const char* key, Pairs& out) { return read(key, true, out); }
   Reader& optional(const char* key, std::string& out) { return read(key, false, out); }
+  Reader& optional(const char* key, int64_t& out) { return read(key, false, out); }
+  Reader& optional(const char* key, double& out) { return read(key, false, out); }
   Reader& optional(const char* key, bool& out) { return read(key, false, out); }
   Reader& optional(const char* key, std::vector<std::string>& out) { return read(key, false, out); }
   Reader& optional(const char* key, Pairs& out) { return read(key, false, out); }
@@ -329,6 +341,9 @@ void read_localized(Reader& in, Localized& out) {
   in.required("signature", out.signature).plant(out.plant, true).required("reproduces", out.reproduces);
   in.required("necessary", out.necessary).required("confidence", out.confidence);
   in.required("configurations", out.configurations).required("capsule", out.capsule);
+  in.optional("unchanged_runs", out.unchanged.runs).optional("unchanged_failures", out.unchanged.failures);
+  in.optional("changed_runs", out.changed.runs).optional("changed_failures", out.changed.failures);
+  in.optional("level", out.level).optional("worker_runs", out.worker_runs);
   in.required("explanation", out.explanation).optional("evidence", out.evidence).optional("follows", out.follows);
 }
 

@@ -83,6 +83,22 @@ std::string pairs_text(const std::vector<std::pair<std::string, std::string>>& p
   return join_limited(pieces, limit, pieces.size() - std::min(limit, pieces.size()));
 }
 
+std::string percent(double fraction) {
+  constexpr double kTens = 10;  // percent from which on a digit behind the point says nothing
+  const double value = fraction * 100;
+  return value < kTens ? fmt::format("{:.1f} %", value) : fmt::format("{:.0f} %", value);
+}
+
+std::string runs_text(const RunCount& count) {
+  if (count.runs < 2) return "";
+  if (count.failures == count.runs)
+    return fmt::format("all of {} runs fail, a rate of {} or more", count.runs, percent(rate_at_least(count)));
+  if (count.failures == 0)
+    return fmt::format("none of {} runs fails, a rate of {} at most", count.runs, percent(rate_at_most(count)));
+  return fmt::format("{} of {} runs fail, a rate between {} and {}", count.failures, count.runs,
+                     percent(rate_at_least(count)), percent(rate_at_most(count)));
+}
+
 std::string counted(size_t count, std::string_view singular) {
   return fmt::format("{} {}{}", count, singular, count == 1 ? "" : "s");
 }

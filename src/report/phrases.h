@@ -18,6 +18,10 @@ Text settings_text(const AxisValues& axes, std::string_view separator = ", ");
 // "c001, c002 and c005–c009"; at most `limit` pieces, then "and 12 more".
 std::string ids_text(const std::vector<std::string>& ids, size_t limit = 12);
 std::string pairs_text(const std::vector<std::pair<std::string, std::string>>& pairs, size_t limit = 8);
+// "4.0 %", "29 %".
+std::string percent(double fraction);
+// "3 of 29 runs fail, a rate between 3.0 % and 24 %"; "" for a single run.
+std::string runs_text(const RunCount& count);
 // "1 configuration", "3 configurations".
 std::string counted(size_t count, std::string_view singular);
 

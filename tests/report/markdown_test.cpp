@@ -64,9 +64,8 @@ TEST_CASE("FINDINGS.md answers in five lines first, then gives the rest in the o
   CHECK(lines[0] == "# Faultline findings: incident");
   for (int i = 1; i <= 5; ++i) CHECK(lines[static_cast<size_t>(i) + 1].rfind(fmt::format("{}. **", i), 0) == 0);
   size_t last = 0;
-  for (const char* heading :
-       {"## The grid", "## What broke, and the proof", "## Ruled out, and without effect", "## Untested, and the next",
-        "## Work-around", "## How to replay", "## Environment", "## Limits of the evidence"}) {
+  for (const char* heading : {"## What broke, and the proof", "## Ruled out, and without effect", "## What to do now",
+                              "## How to reproduce", "## The grid", "## Environment", "## Limits of the evidence"}) {
     const size_t at = position(text, heading);
     CHECK(at > last);
     last = at;
@@ -92,14 +91,17 @@ TEST_CASE("the conviction shows its evidence, its build, and how to replay it") 
 
 TEST_CASE("the limits follow from the run") {
   Findings findings = sample_findings();
-  CHECK(contains(findings_markdown(findings), "Each configuration ran once"));
+  CHECK(contains(findings_markdown(findings), "Passing configurations ran once"));
   CHECK(contains(findings_markdown(findings), "1 configuration did not run"));
   findings.environment["checks"] = "reference";
-  findings.configurations[0].repeats = 5;
+  for (ConfigurationResult& row : findings.configurations)
+    if (row.verdict == "pass") row.repeats = 29;
+  findings.configurations[0].repeats = 28;
   findings.configurations[1].target_status = "unsupported";
   const std::string text = findings_markdown(findings);
   CHECK_FALSE(contains(text, "were not looked for"));
-  CHECK(contains(text, "up to 5 times"));
+  CHECK(contains(text, "ran 28 times or more"));
+  CHECK(contains(text, "its failure rate is below 10 %"));
   CHECK(contains(text, "ran here although the target"));
 }
 
@@ -194,7 +196,7 @@ TEST_CASE("failures that belong to no signature are listed all the same") {
 TEST_CASE("empty findings still make a readable report") {
   const std::string text = findings_markdown({});
   CHECK(contains(text, "There are no configurations."));
-  CHECK(contains(text, "Nothing failed."));
+  CHECK(contains(text, "none, since nothing fails"));
   CHECK(text.back() == '\n');
 }
 
@@ -215,7 +217,7 @@ TEST_CASE("the report says of each row what it asked for, what that resolves to,
   CHECK(findings_markdown(findings).find("Requested → resolved") == std::string::npos);
 }
 
-TEST_CASE("A note of every row is said once, a note of one row stays with it") {
+TEST_CASE("notes are said once, below the table, and rows refer to theirs by number") {
   Findings findings = sample_findings();
   for (ConfigurationResult& row : findings.configurations) row.notes.push_back("common to all");
   findings.configurations.front().notes.push_back("of this one alone");
@@ -227,5 +229,35 @@ TEST_CASE("A note of every row is said once, a note of one row stays with it") {
   };
   CHECK(count("common to all") == 1);
   CHECK(count("Of every row: common to all") == 1);
-  CHECK(count("note: of this one alone") == 1);
+  CHECK(count("of this one alone") == 1);
+  CHECK(count("- note 1: of this one alone") == 1);
+  CHECK(count("note 1 |") == 1);
+}
+
+TEST_CASE("a flaky row tells in how many runs it failed, and its conviction what that rests on") {
+  Findings findings = sample_findings();
+  findings.configurations[3].verdict = "flaky";
+  findings.configurations[3].repeats = 9;
+  findings.configurations[3].failures = 4;
+  Localized& localized = findings.localized.front();
+  localized.unchanged = {21, 7};
+  localized.changed = {16, 0};
+  localized.level = kConfidenceLevel;
+  const std::string text = findings_markdown(findings);
+  CHECK(contains(text, "flaky (4 of 9 fail)"));
+  CHECK(contains(text, "7 of 21 runs fail, a rate between 17 % and 54 %"));
+  CHECK(contains(text, "with what is convicted taken out of it, 0 of 16"));
+  CHECK(contains(text, "in at most 5.0 % of cases"));
+  CHECK_FALSE(contains(findings_markdown(sample_findings()), "runs fail"));
+  CHECK(contains(findings_markdown(sample_findings()), "taking it to fail each time"));
+}
+
+TEST_CASE("where only planted faults fail, their proof comes first") {
+  Findings findings = sample_planted();
+  for (ConfigurationResult& row : findings.configurations)
+    if (row.plant.empty() && row.verdict == "layout") row.verdict = "pass";
+  std::erase_if(findings.localized, [](const Localized& one) { return one.plant.empty(); });
+  const std::string text = findings_markdown(findings);
+  CHECK(position(text, "## Planted: `late_tile`") < position(text, "## What to do now"));
+  CHECK_FALSE(contains(text, "## What broke, and the proof"));
 }
