@@ -56,6 +56,11 @@ std::vector<const Localized*> signatures(const Findings& findings, bool planted)
   return list;
 }
 
+bool any_planted(const Findings& findings) {
+  return std::any_of(findings.configurations.begin(), findings.configurations.end(),
+                     [](const ConfigurationResult& row) { return !row.plant.empty(); });
+}
+
 Text fails_line(const Findings& findings, const Tally& unplanted, const std::vector<const Localized*>& found) {
   Text text;
   const std::string rest = verdict_counts(unplanted, false);
@@ -73,6 +78,7 @@ Text fails_line(const Findings& findings, const Tally& unplanted, const std::vec
     if (!rest.empty()) text.text("; the others: " + rest);
   } else if (unplanted.ran != 0) {
     text.text(fmt::format("none of {} ({})", counted(unplanted.total, "configuration"), rest));
+    if (any_planted(findings)) text.text(" as they are");
   } else if (unplanted.total != 0) {
     text.text(fmt::format("nothing could be run: {}", rest));
   } else {
@@ -87,9 +93,19 @@ Text fails_line(const Findings& findings, const Tally& unplanted, const std::vec
       const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
       changed += !row.plant.empty() && ran && !unchanged_by_plant(findings, row);
     }
-    text.text(fmt::format("; {} planted on purpose, reported apart, {} in {}",
-                          counted(static_cast<size_t>(faults), "fault"), faults == 1 ? "shows" : "show",
-                          counted(changed, "configuration")));
+    const std::string apart = unplanted.failing != 0 ? ", reported apart," : "";
+    text.text(fmt::format("; {} planted on purpose{} {} in {}", counted(static_cast<size_t>(faults), "fault"), apart,
+                          faults == 1 ? "shows" : "show", counted(changed, "configuration")));
+    if (unplanted.failing == 0) {
+      const std::vector<const Localized*> planted = signatures(findings, true);
+      for (size_t i = 0; i < std::min(planted.size(), kMaxNamed); ++i)
+        text.text(i == 0 ? ": " : "; ")
+            .code(planted[i]->signature)
+            .text(" in ")
+            .text(ids_text(planted[i]->configurations, 4));
+      if (planted.size() > kMaxNamed)
+        text.text(fmt::format("; {} below", counted(planted.size() - kMaxNamed, "more signature")));
+    }
   }
   return text.text(".");
 }
@@ -153,8 +169,6 @@ Text place_line(const Findings& findings, const std::vector<const Localized*>& f
   if (violation != nullptr) {
     text.append(place_text(*violation));
     text.text("; kernel ").append(kernel_text(violation->kernel, violation->provenance, violation->follows));
-    if (!violation->build.empty()) text.text(fmt::format(", {} build", violation->build));
-    if (!violation->inputs_clean.empty()) text.text("; inputs clean: " + violation->inputs_clean);
   } else {
     text.code(main.op.empty() ? main.signature : main.op);
     text.text("; kernel ").append(kernel_text(main.kernel, main.provenance, main.follows));
@@ -163,6 +177,7 @@ Text place_line(const Findings& findings, const std::vector<const Localized*>& f
     text.text("; not localized");
   } else {
     text.text("; culprit: ").strong(main.culprit);
+    if (!main.op.empty() && (violation == nullptr || main.op != violation->op)) text.text(" at ").code(main.op);
   }
   if (main.unchanged.mixed())
     text.text(fmt::format("; {} of {} runs fail", main.unchanged.failures, main.unchanged.runs));

@@ -110,6 +110,7 @@ void compose_replay(const Findings& findings, Document& document) {
   for (const Localized& localized : findings.localized) {
     const ConfigurationResult* example = example_of(findings, localized);
     if (example != nullptr) commands.push_back(replay_command(findings, example->id));
+    if (!localized.capsule.empty()) commands.push_back(capsule_command(findings, localized));
   }
   if (commands.empty() && !findings.configurations.empty()) {
     commands.push_back(replay_command(findings, findings.configurations.front().id));
@@ -119,9 +120,9 @@ void compose_replay(const Findings& findings, Document& document) {
     return;
   }
   document.paragraph(
-      "Each runs one case alone. Exit code 0: it is good; 1: it fails; 125: it cannot run here. So the same command "
-      "serves "
-      "git bisect run.");
+      "A case (.yaml) is one configuration, a capsule (.safetensors) one op with its inputs. Each command runs one "
+      "alone. "
+      "Exit code 0: it is good; 1: it fails; 125: it cannot run here. So the same command serves git bisect run.");
   std::string lines;
   std::set<std::string> seen;
   for (const std::string& command : commands) {
@@ -223,7 +224,10 @@ void compose_plant(const Findings& findings, const std::string& plant, Document&
   for (const RuledOut& entry : findings.ruled_out) {
     if (entry.plant == plant) ruled_out.push_back(ruled_out_text(entry, true));
   }
-  if (!ruled_out.empty()) document.list(std::move(ruled_out));
+  if (!ruled_out.empty()) {
+    document.paragraph("Ruled out with this fault planted:");
+    document.list(std::move(ruled_out));
+  }
 }
 
 }  // namespace

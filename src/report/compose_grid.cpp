@@ -55,6 +55,14 @@ Cell code_cell(const std::string& value) {
   return {Text().code(value), Tone::kPlain};
 }
 
+// Why a row was not run is a note too: the server's rule for it and where that stands.
+std::vector<std::string> notes_of(const ConfigurationResult& row) {
+  std::vector<std::string> notes = row.notes;
+  if (verdict_class(row.verdict) == VerdictClass::kNotRun && !row.reason.empty())
+    notes.insert(notes.begin(), row.reason);
+  return notes;
+}
+
 // Notes are said once, below the table: `everywhere` those of all rows, `numbered` the others.
 struct SharedNotes {
   std::vector<std::string> everywhere;
@@ -65,7 +73,7 @@ SharedNotes shared_notes(const Rows& rows) {
   SharedNotes shared;
   std::vector<std::pair<std::string, size_t>> counts;  // in the order of their first row
   for (const ConfigurationResult* row : rows)
-    for (const std::string& note : row->notes) {
+    for (const std::string& note : notes_of(*row)) {
       const auto known =
           std::find_if(counts.begin(), counts.end(), [&](const auto& count) { return count.first == note; });
       if (known == counts.end())
@@ -81,19 +89,19 @@ SharedNotes shared_notes(const Rows& rows) {
 
 Text reason_text(const ConfigurationResult& row, const SharedNotes& shared) {
   Text text;
-  if (!row.reason.empty()) {
+  const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
+  if (ran && !row.reason.empty()) {
     if (row.first_violation && !row.first_violation->op.empty()) text.code(row.first_violation->op).text(": ");
     text.text(row.reason);
   } else if (row.first_violation) {
     text.append(place_text(*row.first_violation));
   }
   // A row that ran although the target would not run it, or refuses it.
-  const bool ran = verdict_class(row.verdict) != VerdictClass::kNotRun;
   if (ran && !row.target_status.empty() && row.target_status != "runs") {
     text.text(fmt::format("{}on the target: {}", text.empty() ? "" : "; ", row.target_status));
   }
   std::string numbers;
-  for (const std::string& note : row.notes) {
+  for (const std::string& note : notes_of(row)) {
     const auto has = [&](const std::vector<std::string>& notes) { return std::find(notes.begin(), notes.end(), note); };
     if (has(shared.everywhere) != shared.everywhere.end()) continue;
     const auto at = has(shared.numbered);
@@ -245,7 +253,8 @@ void compose_grid(const Findings& findings, const std::string& plant, Document& 
   }
   if (plant.empty() && !fixed.empty())
     document.paragraph(Text("The same in every row: ").append(settings_text(fixed)).text("."));
-  for (const std::string& note : shared_notes(shown).everywhere) document.paragraph("Of every row: " + note + ".");
+  if (plant.empty())
+    for (const std::string& note : shared_notes(shown).everywhere) document.paragraph("Of every row: " + note + ".");
   if (plant.empty()) compose_resolved(shown, document);
 }
 

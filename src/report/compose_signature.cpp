@@ -99,7 +99,7 @@ void compose_signature(const Findings& findings, const Localized& localized, int
   const Violation* violation = violation_of(findings, localized);
   if (violation != nullptr) {
     add("First broken contract", place_text(*violation).text(" (" + example->id + ")"));
-    add("What was seen", violation->detail);
+    if (localized.explanation.find(violation->detail) == std::string::npos) add("What was seen", violation->detail);
     add("Kernel", kernel_text(violation->kernel, violation->provenance, violation->follows));
     if (!localized.op.empty() && localized.op != violation->op)
       add("Convicted op", Text()
@@ -119,10 +119,7 @@ void compose_signature(const Findings& findings, const Localized& localized, int
   add("Confidence", confidence_text(localized));
   add("Smallest combination", combinations_text(findings, localized));
   add("Configurations", fmt::format("{} ({})", ids_text(localized.configurations), localized.configurations.size()));
-  if (!localized.capsule.empty()) {
-    const std::string directory = findings.run_directory.empty() ? "RUN" : findings.run_directory;
-    add("The op alone", Text().code("faultline replay " + shell_word(directory + "/" + localized.capsule)));
-  }
+  if (!localized.capsule.empty()) add("The op alone", Text().code(capsule_command(findings, localized)));
   if (example != nullptr) add("The configuration alone", Text().code(replay_command(findings, example->id)));
   document.table({"question", "answer"}, std::move(rows));
 

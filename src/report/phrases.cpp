@@ -246,4 +246,9 @@ std::string replay_command(const Findings& findings, std::string_view id) {
   return "faultline replay " + shell_word(fmt::format("{}/cases/{}.yaml", directory, id));
 }
 
+std::string capsule_command(const Findings& findings, const Localized& localized) {
+  const std::string directory = findings.run_directory.empty() ? "RUN" : findings.run_directory;
+  return "faultline replay " + shell_word(directory + "/" + localized.capsule);
+}
+
 }  // namespace faultline

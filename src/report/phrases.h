@@ -50,4 +50,7 @@ const ConfigurationResult* example_of(const Findings& findings, const Localized&
 // By the case file of a row that failed, otherwise by its id.
 std::string replay_command(const Findings& findings, std::string_view id);
 
+// Of a signature that has a capsule.
+std::string capsule_command(const Findings& findings, const Localized& localized);
+
 }  // namespace faultline

@@ -110,7 +110,8 @@ TEST_CASE("the grid's columns are the axes that vary, and the others are named o
   CHECK(contains(text, "| id | `attention_backend` | `kv_cache_dtype` | verdict | reason |"));
   CHECK(contains(text, "The same in every row: `tp=1`."));
   CHECK(contains(text, "| c004 | `flashinfer` | `fp8_e4m3` | **layout** |"));
-  CHECK(contains(text, "| c006 | `triton` | `fp8_e4m3` | guard | assert not self.nsa_kv_cache_store_fp8 |"));
+  CHECK(contains(text, "| c006 | `triton` | `fp8_e4m3` | guard | note 1 |"));
+  CHECK(contains(text, "- note 1: assert not self.nsa_kv_cache_store_fp8"));
 }
 
 TEST_CASE("a long grid is grouped by outcome, failures first, with every row folded below") {
