@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <set>
 #include <span>
+#include <unordered_map>
 
 #include "base/rng.h"
 #include "grid/axes.h"
@@ -17,7 +17,10 @@ namespace faultline {
 namespace {
 
 constexpr std::string_view kProfile = "sglang-0.5.9";
-constexpr int kTries = 40;  // completions of a pair that are looked at
+// Completions of a combination that are looked at. Of triples there are 20 times as many as of pairs.
+int tries_of(size_t strength) {
+  return strength == 2 ? 40 : 16;
+}
 
 struct Factor {
   std::string axis;
@@ -54,25 +57,23 @@ const std::vector<Factor> kFactors = {
 
 using Row = std::vector<size_t>;          // one value a factor
 using Combination = std::vector<size_t>;  // factor, value, factor, value, …
+using Key = uint32_t;                     // a combination as a number: 5 bits a factor, 4 a value
+
+Key extended(Key key, size_t factor, size_t value) {
+  return (key << 9) | static_cast<Key>(factor << 4 | value);
+}
 
 // The combinations of `strength` values that a row holds.
-void visit(const Row& row, size_t strength, size_t from, Combination& chosen, std::set<Combination>& into) {
-  if (chosen.size() == 2 * strength) {
-    into.insert(chosen);
-    return;
-  }
-  for (size_t a = from; a < row.size(); ++a) {
-    chosen.push_back(a);
-    chosen.push_back(row[a]);
-    visit(row, strength, a + 1, chosen, into);
-    chosen.resize(chosen.size() - 2);
-  }
+template <class Visitor>
+void visit(const Row& row, size_t strength, const Visitor& visitor, size_t from = 0, Key key = 1) {
+  if (strength == 0) return visitor(key);
+  for (size_t a = from; a < row.size(); ++a) visit(row, strength - 1, visitor, a + 1, extended(key, a, row[a]));
 }
-std::set<Combination> combinations_of(const Row& row, size_t strength) {
-  std::set<Combination> all;
-  Combination chosen;
-  visit(row, strength, 0, chosen, all);
-  return all;
+
+Key key_of(const Combination& combination) {
+  Key key = 1;
+  for (size_t i = 0; i < combination.size(); i += 2) key = extended(key, combination[i], combination[i + 1]);
+  return key;
 }
 
 AxisValues axes_of(const Row& row) {
@@ -126,7 +127,8 @@ std::vector<Row> covering_array(size_t strength) {
   std::vector<Combination> wanted;
   Combination none;
   all_combinations(strength, 0, none, wanted);
-  std::map<Combination, Worth> met;
+  std::unordered_map<Key, Worth> met;
+  const int tries = tries_of(strength);
   std::vector<Row> rows;
   const auto pick = [&](size_t size) { return rng.below(++counter, static_cast<uint32_t>(size)); };
   // Every second one of innocent values alone.
@@ -140,28 +142,28 @@ std::vector<Row> covering_array(size_t strength) {
     return row;
   };
   for (const Combination& combination : wanted) {
-    const auto known = met.find(combination);
+    const auto known = met.find(key_of(combination));
     if (known != met.end() && known->second == kPasses) continue;
     Row best;
     std::pair<Worth, size_t> most = {kRefused, 0};
-    for (int attempt = 0; attempt < kTries; ++attempt) {
+    for (int attempt = 0; attempt < tries; ++attempt) {
       const Row row = completed(combination, attempt % 2 == 0);
       const Worth worth = worth_of(axes_of(row));
       if (worth < most.first || (known != met.end() && worth <= known->second)) continue;
       size_t fresh = 0;
-      for (const Combination& other : combinations_of(row, strength)) {
+      visit(row, strength, [&](Key other) {
         const auto it = met.find(other);
         fresh += it == met.end() || it->second < worth ? 1 : 0;
-      }
+      });
       if (std::pair(worth, fresh) <= most && !best.empty()) continue;
       most = {worth, fresh};
       best = row;
     }
     if (best.empty()) continue;
-    for (const Combination& other : combinations_of(best, strength)) {
+    visit(best, strength, [&](Key other) {
       const auto [it, added] = met.emplace(other, most.first);
       if (!added) it->second = std::max(it->second, most.first);
-    }
+    });
     rows.push_back(std::move(best));
   }
   return rows;
@@ -193,7 +195,8 @@ std::string experiment(std::span<const Row> rows) {
 
 void check(const std::string& level) {
   static const std::vector<Row> rows = covering_array(asked("FAULTLINE_PAIRS_STRENGTH", "2") == "3" ? 3 : 2);
-  constexpr size_t kRowsOfOneRun = 48;  // ends well within a run's patience
+  INFO(rows.size() << " rows");
+  constexpr size_t kRowsOfOneRun = 16;  // ends well within a run's patience, also of slower models
   std::map<std::string, int> seen;
   for (size_t first = 0; first < rows.size(); first += kRowsOfOneRun) {
     const auto part = std::span(rows).subspan(first, std::min(kRowsOfOneRun, rows.size() - first));
