@@ -4,7 +4,7 @@
 //
 // A kernel launched so begins with begin_dependent(), before anything of an earlier kernel's is read or written, in
 // every block: it waits there until all earlier work of the stream is done and visible. In any other launch it does
-// nothing.
+// nothing. What no kernel of the stream writes (weights) may be read before that: between its two halves.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,11 +15,20 @@
 
 namespace faultline::kernels {
 
-__device__ __forceinline__ void begin_dependent() {
+// The next kernel may be brought in as soon as all blocks of this one have begun.
+__device__ __forceinline__ void admit_next() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ __forceinline__ void await_earlier() {
+#if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
+}
+__device__ __forceinline__ void begin_dependent() {
+  admit_next();
+  await_earlier();
 }
 
 // Errors of kernels before, which every later call reports: no launch is refused then, and waiting for the device

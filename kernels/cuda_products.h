@@ -4,12 +4,14 @@
 // Four bodies, chosen by how many rows share a weight (launch_product):
 //   skinny  few rows. A warp keeps 32 weight rows, decodes them in registers to bf16 and multiplies on the tensor cores
 //           with up to 16 rows of x; the K range is split over the warps of a block and the blocks of a cluster, whose
-//           sums are added in a fixed order. Bound by the weights' bytes.
+//           sums are added in a fixed order. Bound by the weights' bytes. One row of codes takes integer products
+//           instead (cuda_products_codes.cuh).
 //   tiles   many rows. 256 weight rows x 128 rows of x a block; weights go from memory to registers and are decoded
 //           there, once; x comes through shared memory in three stages.
 //   plain   float arithmetic on the ordinary cores: F32 activations, F32 and F16 weights, rows that are not aligned.
 //   heads   few rows, one matrix a head that lies the other way round (w[k][n]).
-// Products of bf16 numbers are exact, and so are e2m1 * e4m3 in bf16: only float sums round.
+// Products of bf16 numbers are exact, and so are e2m1 * e4m3 in bf16: only float sums round. Weights and input scales
+// are written by no kernel: the skinny and the heads body ask for them before the kernels ahead of them are done.
 #pragma once
 
 #include <cstdint>

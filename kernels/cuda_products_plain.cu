@@ -2,11 +2,11 @@
 //
 // plain  Block: 64 weight rows x 64 rows of x, 256 threads of 4 x 4 sums; 16 columns at a time are decoded to floats in
 //        shared memory. Takes everything: any dtype, alignment, number of columns, and w[k][n].
-// heads  w[k][n] with few rows of x. Block: 256 columns n of one head, all K rows over 8 warps; a lane keeps 8 columns
-// n
-//        (16 bytes of a row of w) for up to 4 rows of x; the warps' sums meet in shared memory.
+// heads  w[k][n] with few rows of x. Block: 128 columns n of one head, all K rows over 8 warps; a lane keeps 8 columns
+//        (16 bytes of a row of w) for up to 8 rows of x; the warps' sums meet in shared memory.
 #include <algorithm>
 
+#include "kernels/cuda_dependent.cuh"
 #include "kernels/cuda_products.cuh"
 
 namespace faultline::kernels::products {
@@ -131,8 +131,10 @@ __global__ void __launch_bounds__(kThreads, 2) heads(const __grid_constant__ Pro
       to[i] = inside && k < rows ? load_once(w + k * matrix.stride) : make_uint4(0, 0, 0, 0);
     }
   };
+  admit_next();
   uint4 raw[kLoads];
-  load(raw, 0);
+  load(raw, 0);  // weights, which no kernel writes
+  await_earlier();
   const auto* x = reinterpret_cast<const __nv_bfloat16*>(p.x + head * p.x_batch);
   for (int i = thread; i < rows * kTokens; i += kThreads) {
     const int n = i / rows;
@@ -181,8 +183,8 @@ void launch_tokens(const LaunchContext& context, const Product& p) {
   const dim3 grid(static_cast<unsigned>((p.part_rows[0] + kHeadColumns - 1) / kHeadColumns),
                   static_cast<unsigned>((p.rows + kTokens - 1) / kTokens), static_cast<unsigned>(p.batch));
   const size_t shared = static_cast<size_t>(p.columns) * kTokens * sizeof(float);
-  heads<kTokens><<<grid, kThreads, shared, static_cast<cudaStream_t>(context.stream)>>>(p);
-  check_launch("product of heads", cudaPeekAtLastError());
+  const cudaError_t launched = launch_dependent(context, heads<kTokens>, grid, kThreads, shared, 1, p);
+  if (!device_died(launched)) check_launch("product of heads", launched);
 }
 
 constexpr int kFewTokens = 1;

@@ -11,8 +11,12 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/cuda_dependent.cuh"
+#include "kernels/cuda_device.cuh"
 #include "kernels/cuda_products.cuh"
+#include "kernels/cuda_products_codes.cuh"
 
 namespace faultline::kernels::products {
 namespace {
@@ -24,6 +28,7 @@ constexpr int kLogWarpRows = 5;
 static_assert(1 << kLogWarps == kWarps && 1 << kLogWarpRows == kWarpRows);
 constexpr int kTokenGroup = 8;  // columns of an mma
 constexpr int kPadded = kWarpRows + 1;
+constexpr int kScalesEach = 2;  // input scales that a thread asks for early: 256 experts' of two projections
 
 // Powers of two, as exponents: no block divides.
 struct SkinnyShape {
@@ -52,7 +57,8 @@ struct Ring {
   static constexpr int kBytes = kSlots * kSlotBytes;
 };
 
-// x of one lane and piece: either bf16 values or codes with their scales.
+// x of one lane and piece: either bf16 values or codes with their scales. Pointers are those of the lane in a row's
+// first four pieces; `column` is that of the four pieces' first.
 template <WeightType kType, bool kCodes>
 struct Activation;
 
@@ -62,7 +68,10 @@ struct Activation<kType, false> {
   __device__ void load(const uint8_t* x, const uint8_t*, int column, bool inside) {
 #pragma unroll
     for (int i = 0; i < Piece<kType>::kGroups; ++i)
-      values[i] = inside ? __ldg(reinterpret_cast<const uint4*>(x + column * 2) + i) : make_uint4(0, 0, 0, 0);
+      values[i] = inside ? *(reinterpret_cast<const uint4*>(x + column * 2) + i) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ static int byte_of_lane(int, int t) {
+    return t * Piece<kType>::kColumns * 2;
   }
   template <int kAt>
   __device__ void decode(uint32_t (&out)[4]) const {
@@ -82,9 +91,10 @@ struct Activation<WeightType::kFp4, true> {
   uint4 codes;
   uint32_t scales;
   __device__ void load(const uint8_t* x, const uint8_t* scales_at, int column, bool inside) {
-    codes = inside ? __ldg(reinterpret_cast<const uint4*>(x + column / 2)) : make_uint4(0, 0, 0, 0);
-    scales = inside ? __ldg(reinterpret_cast<const uint16_t*>(scales_at + column / kFp4Block)) : 0;
+    codes = inside ? *reinterpret_cast<const uint4*>(x + column / 2) : make_uint4(0, 0, 0, 0);
+    scales = inside ? *reinterpret_cast<const uint16_t*>(scales_at + column / kFp4Block) : 0;
   }
+  __device__ static int byte_of_lane(int, int t) { return t * kPieceBytes; }
   template <int kAt>
   __device__ void decode(uint32_t (&out)[4]) const {
     uint32_t first, second;
@@ -121,58 +131,102 @@ __device__ PlanItem item_of_block(const Product& p) {
   return p.plan[at];
 }
 
-// Copies 16 bytes, zeros where they lie past the row.
+// Copies 16 bytes, zeros where they lie past the row. kLines: the L2 cache fetches lines in pairs, which long rows of
+// bf16 gain from (an eighth less time) and NVFP4's do not.
+template <bool kLines>
 __device__ void copy_piece(uint32_t shared, const uint8_t* global, bool inside) {
   const int bytes = inside ? kPieceBytes : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
+  if constexpr (kLines)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes));
 }
 __device__ void copy_scales(uint32_t shared, const uint8_t* global) {
   static_assert(Ring<WeightType::kFp4, 2>::kScaleBytes == kPieceBytes);
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 
-template <WeightType kType, bool kCodes, int kTokenBlocks, int kAt>
-__device__ void multiply_group(const Piece<kType> (&w)[kRowBlocks][2],
-                               const Activation<kType, kCodes> (&x)[kTokenBlocks],
-                               float (&sum)[kRowBlocks][kTokenBlocks][4]) {
-  uint32_t b[kTokenBlocks][4];
-#pragma unroll
-  for (int n = 0; n < kTokenBlocks; ++n) x[n].template decode<kAt>(b[n]);
-#pragma unroll
-  for (int r = 0; r < kRowBlocks; ++r) {
-    uint32_t upper[4], lower[4];
-    w[r][0].template decode<kAt>(upper);
-    w[r][1].template decode<kAt>(lower);
-#pragma unroll
-    for (int n = 0; n < kTokenBlocks; ++n) {
-      mma(sum[r][n], upper[0], lower[0], upper[1], lower[1], b[n][0], b[n][1]);
-      mma(sum[r][n], upper[2], lower[2], upper[3], lower[3], b[n][2], b[n][3]);
+// The sums of a warp's 32 weight rows with up to 8 kTokenBlocks rows of x.
+template <WeightType kType, bool kCodes, int kTokenBlocks>
+struct TileSums {
+  static constexpr int kTokens = kTokenBlocks * kTokenGroup;
+  static constexpr int kInputs = kTokenBlocks;  // rows of x that a lane reads
+  using X = Activation<kType, kCodes>;
+  static constexpr float kUp = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
+  using Sums = float[kRowBlocks][kTokenBlocks][4];
+
+  Sums sum = {};
+  Sums part = {};  // kFp8: of one step, whose scale is not multiplied yet
+
+  __device__ void add(const Piece<kType> (&w)[kRowBlocks][2], const X (&x)[kInputs]) {
+    Sums& to = kType == WeightType::kFp8 ? part : sum;
+    add_group<0>(w, x, to);
+    if constexpr (Piece<kType>::kGroups > 1) add_group<1>(w, x, to);
+    if constexpr (Piece<kType>::kGroups > 2) {
+      add_group<2>(w, x, to);
+      add_group<3>(w, x, to);
     }
   }
-}
 
-template <WeightType kType, bool kCodes, int kTokenBlocks>
-__device__ void multiply_piece(const Piece<kType> (&w)[kRowBlocks][2],
-                               const Activation<kType, kCodes> (&x)[kTokenBlocks],
-                               float (&sum)[kRowBlocks][kTokenBlocks][4]) {
-  multiply_group<kType, kCodes, kTokenBlocks, 0>(w, x, sum);
-  if constexpr (Piece<kType>::kGroups > 1) multiply_group<kType, kCodes, kTokenBlocks, 1>(w, x, sum);
-  if constexpr (Piece<kType>::kGroups > 2) {
-    multiply_group<kType, kCodes, kTokenBlocks, 2>(w, x, sum);
-    multiply_group<kType, kCodes, kTokenBlocks, 3>(w, x, sum);
+  // `row`: the weight row of the lane's first sum; `column`: the step's first.
+  __device__ void end_step(const Product& p, const DeviceWeight& weight, int64_t row, int64_t column) {
+    if constexpr (kType == WeightType::kFp8) {
+#pragma unroll
+      for (int i = 0; i < kRowBlocks * 2; ++i) {
+        const float scale = fp8_block_scale(p, weight, row + i * 8, column);
+#pragma unroll
+        for (int n = 0; n < kTokenBlocks; ++n)
+#pragma unroll
+          for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
+            sum[i / 2][n][j] += scale * part[i / 2][n][j];
+            part[i / 2][n][j] = 0;
+          }
+      }
+    }
   }
-}
+
+  template <class Partial>
+  __device__ void store(Partial& partial) const {
+    const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+      for (int n = 0; n < kTokenBlocks; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) partial[n * kTokenGroup + 2 * t + i % 2][r * 16 + i / 2 * 8 + g] = sum[r][n][i];
+  }
+
+ private:
+  template <int kAt>
+  __device__ static void add_group(const Piece<kType> (&w)[kRowBlocks][2], const X (&x)[kInputs], Sums& to) {
+    uint32_t b[kTokenBlocks][4];
+#pragma unroll
+    for (int n = 0; n < kTokenBlocks; ++n) x[n].template decode<kAt>(b[n]);
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+      uint32_t upper[4], lower[4];
+      w[r][0].template decode<kAt>(upper);
+      w[r][1].template decode<kAt>(lower);
+#pragma unroll
+      for (int n = 0; n < kTokenBlocks; ++n) {
+        mma(to[r][n], upper[0], lower[0], upper[1], lower[1], b[n][0], b[n][1]);
+        mma(to[r][n], upper[2], lower[2], upper[3], lower[3], b[n][2], b[n][3]);
+      }
+    }
+  }
+};
 
 __device__ float larger(float a, float b) {
   return b > a || b != b ? b : a;
 }
 
-template <WeightType kType, bool kCodes, int kTokenBlocks, int kHeld>
+template <WeightType kType, class Sums, int kHeld>
 __global__ void __launch_bounds__(kThreads, 2)
     skinny(const __grid_constant__ Product p, const __grid_constant__ SkinnyShape shape) {
   using R = Ring<kType, kHeld>;
   constexpr int kColumns = Piece<kType>::kColumns;
-  constexpr int kTokens = kTokenBlocks * kTokenGroup;
+  constexpr int kTokens = Sums::kTokens;
   using Partial = float[kTokens][kPadded];
   static_assert(kWarps * sizeof(Partial) <= kWarps * R::kBytes);
   extern __shared__ __align__(16) uint8_t memory[];
@@ -181,6 +235,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ int32_t out_rows[kTokens];
   __shared__ float input_scales[kWarps];
 
+  // Weights and input scales, which no kernel writes, are asked for at once; but which experts have rows is an earlier
+  // kernel's to say.
+  admit_next();
+  const float* scale_at[kScalesEach] = {};
+#pragma unroll
+  for (int i = 0; i < kScalesEach; ++i)
+    if (const int at = i * kThreads + static_cast<int>(threadIdx.x); at < p.scale_count) scale_at[i] = p.scale_list[at];
+  if (p.groups > 0) await_earlier();
   const PlanItem item = item_of_block<kTokens>(p);
   if (item.count <= 0) return;  // the whole cluster
 
@@ -213,8 +275,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int i = 0; i < kWarpRows / kRowsAtOnce; ++i) {
         const int row = i * kRowsAtOnce + lane / kChunks;
-        copy_piece(to + row * R::kStepRowBytes + (chunk ^ (row % 2 * 4)) * kPieceBytes,
-                   from + i * kRowsAtOnce * w.weight.stride, inside);
+        copy_piece<!R::kScaled>(to + row * R::kStepRowBytes + (chunk ^ (row % 2 * 4)) * kPieceBytes,
+                                from + i * kRowsAtOnce * w.weight.stride, inside);
       }
       if constexpr (R::kScaled)
         copy_scales(to + R::kScalesAt + lane * R::kScaleBytes,
@@ -225,34 +287,40 @@ __global__ void __launch_bounds__(kThreads, 2)
   int step = (rank << shape.log_warps) + (warp & (shape.k_warps() - 1));
 #pragma unroll
   for (int i = 0; i < R::kSlots - 1; ++i) fetch(step + i * stride, i);
+  if (p.groups == 0) await_earlier();
 
-  // What the end needs is asked for now.
-  float input_scale = -INFINITY;
-  if (p.scale_list != nullptr)
-    for (int i = static_cast<int>(threadIdx.x); i < p.scale_count; i += kThreads)
-      input_scale = larger(input_scale, *p.scale_list[i]);
+  // What the end needs is asked for now, and not waited for.
+  float input_scales_of_thread[kScalesEach];
+#pragma unroll
+  for (int i = 0; i < kScalesEach; ++i) input_scales_of_thread[i] = scale_at[i] != nullptr ? *scale_at[i] : -INFINITY;
   const float factor = epilogue_factor(p, w.weight);
   if (threadIdx.x < kTokens)
     out_rows[threadIdx.x] =
         static_cast<int>(threadIdx.x) < item.count ? out_row(p, item.begin + static_cast<int>(threadIdx.x)) : -1;
 
-  const uint8_t* x[kTokenBlocks];
-  const uint8_t* x_scales[kTokenBlocks];
+  constexpr bool kCodes = kType == WeightType::kFp4 && !std::is_same_v<typename Sums::X, Activation<kType, false>>;
+  const uint8_t* x[Sums::kInputs];
+  const uint8_t* x_scales[Sums::kInputs];
 #pragma unroll
-  for (int n = 0; n < kTokenBlocks; ++n) {
+  for (int n = 0; n < Sums::kInputs; ++n) {
     const int32_t entry = item.begin + min(n * kTokenGroup + g, item.count - 1);
     const int64_t row = max(out_row(p, entry), 0) / p.rows_per_x;
-    x[n] = p.x + head * p.x_batch + row * p.x_stride * (kCodes ? 1 : 2);
-    x_scales[n] = kCodes ? p.x_scales + row * p.x_scales_stride : nullptr;
+    x[n] = p.x + head * p.x_batch + row * p.x_stride * (kCodes ? 1 : 2) + Sums::X::byte_of_lane(g, t);
+    x_scales[n] =
+        kCodes ? p.x_scales + row * p.x_scales_stride + t * (kColumns / static_cast<int>(kFp4Block)) : nullptr;
+    asm volatile("" : "+l"(x[n]), "+l"(x_scales[n]));  // kept, not computed again for every piece
+    __builtin_assume(__isGlobal(x[n]));
+    if constexpr (kCodes) __builtin_assume(__isGlobal(x_scales[n]));
   }
 
-  using X = Activation<kType, kCodes>[kTokenBlocks];
+  using X = typename Sums::X[Sums::kInputs];
   const auto load_x = [&](X& to, int at, int u) {
-    const int column = at * R::kStepColumns + (u * 4 + t) * kColumns;
+    const int column = at * R::kStepColumns + u * 4 * kColumns;
+    const bool inside = column + t * kColumns < columns;
 #pragma unroll
-    for (int n = 0; n < kTokenBlocks; ++n) to[n].load(x[n], x_scales[n], column, column < columns);
+    for (int n = 0; n < Sums::kInputs; ++n) to[n].load(x[n], x_scales[n], column, inside);
   };
-  float sum[kRowBlocks][kTokenBlocks][4] = {};
+  Sums sums;
   int slot = 0;
   X current;  // x is asked for a piece ahead
   load_x(current, step, 0);
@@ -261,7 +329,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncwarp();  // this step is there for all lanes, and the slot before it has been read by all
     fetch(step + (R::kSlots - 1) * stride, slot == 0 ? R::kSlots - 1 : slot - 1);
     const uint32_t from = ring + slot * R::kSlotBytes;
-    float part[kRowBlocks][kTokenBlocks][4] = {};
 #pragma unroll
     for (int u = 0; u < R::kPieces; ++u) {
       X following;
@@ -272,39 +339,28 @@ __global__ void __launch_bounds__(kThreads, 2)
         piece[i / 2][i % 2].load_shared(
             from + (i * 8 + g) * R::kStepRowBytes + ((u * 4 + t) ^ (g % 2 * 4)) * kPieceBytes,
             from + R::kScalesAt + (i * 8 + g) * R::kScaleBytes + (u * 4 + t) * 2);
-      multiply_piece<kType, kCodes, kTokenBlocks>(piece, current, kType == WeightType::kFp8 ? part : sum);
+      sums.add(piece, current);
 #pragma unroll
-      for (int n = 0; n < kTokenBlocks; ++n) current[n] = following[n];
+      for (int n = 0; n < Sums::kInputs; ++n) current[n] = following[n];
     }
-    if constexpr (kType == WeightType::kFp8) {
-      static_assert(R::kStepColumns == kFp8Block);
-#pragma unroll
-      for (int i = 0; i < kRowBlocks * 2; ++i) {
-        const float scale =
-            fp8_block_scale(p, w.weight, first_row + i * 8 + g, static_cast<int64_t>(step) * R::kStepColumns);
-#pragma unroll
-        for (int n = 0; n < kTokenBlocks; ++n)
-#pragma unroll
-          for (int j = 0; j < 2; ++j) sum[i / 2][n][i % 2 * 2 + j] += scale * part[i / 2][n][i % 2 * 2 + j];
-      }
-    }
+    static_assert(kType != WeightType::kFp8 || R::kStepColumns == kFp8Block);
+    sums.end_step(p, w.weight, first_row + g, static_cast<int64_t>(step) * R::kStepColumns);
     slot = slot + 1 == R::kSlots ? 0 : slot + 1;
   }
 
+  float input_scale = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kScalesEach; ++i) input_scale = larger(input_scale, input_scales_of_thread[i]);
+  for (int i = kScalesEach * kThreads + static_cast<int>(threadIdx.x); i < p.scale_count; i += kThreads)
+    input_scale = larger(input_scale, *p.scale_list[i]);
   for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
     input_scale = larger(input_scale, __shfl_xor_sync(0xFFFFFFFFu, input_scale, lanes));
   if (lane == 0) input_scales[warp] = input_scale;
   __syncthreads();  // all rings are read
-#pragma unroll
-  for (int r = 0; r < kRowBlocks; ++r)
-#pragma unroll
-    for (int n = 0; n < kTokenBlocks; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) partial[warp][n * kTokenGroup + 2 * t + i % 2][r * 16 + i / 2 * 8 + g] = sum[r][n][i];
+  sums.store(partial[warp]);
   __syncthreads();
 
   const int tile_rows = 1 << shape.log_rows();
-  const float up = kType != WeightType::kFp4 ? 1.0f : (kCodes ? kCodesUp * kCodesUp : kCodesUp);
   float scale = factor;
   if (p.scale_list != nullptr) {
     float largest = input_scales[0];
@@ -317,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int32_t to = out_rows[index >> shape.log_rows()];
     if (to < 0) return;
     const int64_t column = w.out_column - w.first + group_first + index % kWarpRows;
-    store_out(p, head, to, column, value * up * scale);
+    store_out(p, head, to, column, value * Sums::kUp * scale);
   };
   for (int index = static_cast<int>(threadIdx.x); index < tile_rows * kTokens; index += kThreads) {
     const int row = index & (tile_rows - 1);
@@ -349,8 +405,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 // over clusters only where a block's eight warps are not enough, since their sums meet late.
 SkinnyShape shape_of(const Product& p, int64_t items, int64_t step_columns, int64_t warps_wanted) {
   constexpr int64_t kWarpsWithoutClusters = 1024;
-  constexpr int64_t kFewWarps = 512;  // below, a warp may have one step alone
-  constexpr int kEvenShares = 4;      // of long rows, so that blocks end together
+  constexpr int64_t kFewWarps = 1024;  // below, a warp may have one step alone
+  constexpr int kEvenShares = 4;       // of long rows, so that blocks end together
   constexpr int64_t kLongSteps = 8;
   const int64_t steps = (p.columns + step_columns - 1) / step_columns;
   const int64_t tiles = weight_tiles(p, kWarpRows) * items;
@@ -368,59 +424,36 @@ SkinnyShape shape_of(const Product& p, int64_t items, int64_t step_columns, int6
   return SkinnyShape{std::min(log_shares, kLogWarps), std::max(log_shares - kLogWarps, 0)};
 }
 
-template <WeightType kType, bool kCodes, int kTokenBlocks, int kHeld>
+template <WeightType kType, class Sums, int kHeld>
 void launch_held(const LaunchContext& context, const Product& p) {
   using R = Ring<kType, kHeld>;
-  constexpr int kTokens = kTokenBlocks * kTokenGroup;
   constexpr int64_t kBytes = kWarps * R::kBytes;
   const int64_t items =
-      p.groups == 0 ? (p.rows + kTokens - 1) / kTokens : (p.plan != nullptr ? p.plan_capacity : p.rows);
+      p.groups == 0 ? (p.rows + Sums::kTokens - 1) / Sums::kTokens : (p.plan != nullptr ? p.plan_capacity : p.rows);
   // NVFP4 is bound by decoding as much as by memory: it wants more warps.
   constexpr int64_t kWarpsWanted = kType == WeightType::kFp4 ? 2048 : 1024;
   const SkinnyShape shape = shape_of(p, items * p.batch, R::kStepColumns, kWarpsWanted);
   const int tiles = weight_tiles(p, 1 << shape.log_rows());
   if (tiles == 0 || items == 0) return;
-  const auto kernel = skinny<kType, kCodes, kTokenBlocks, kHeld>;
+  const auto kernel = skinny<kType, Sums, kHeld>;
   const cudaError_t set =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (set != cudaSuccess) return check_launch("skinny product", set);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * shape.clusters()), static_cast<unsigned>(items),
-                        static_cast<unsigned>(p.batch));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(context.stream);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.clusters());
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = shape.log_clusters > 0 ? 1 : 0;
-  check_launch("skinny product", cudaLaunchKernelEx(&config, kernel, p, shape));
+  const dim3 grid(static_cast<unsigned>(tiles * shape.clusters()), static_cast<unsigned>(items),
+                  static_cast<unsigned>(p.batch));
+  const cudaError_t launched =
+      launch_dependent(context, kernel, grid, kThreads, kBytes, static_cast<unsigned>(shape.clusters()), p, shape);
+  if (!device_died(launched)) check_launch("skinny product", launched);
 }
 
-constexpr int kMostHeld = 3;
-
-// Shared memory that a block may have.
-int64_t shared_limit() {
-  static const int64_t limit = [] {
-    int device = 0;
-    int bytes = 0;
-    static_cast<void>(cudaGetDevice(&device));
-    static_cast<void>(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return static_cast<int64_t>(bytes);
-  }();
-  return limit;
-}
-
-template <WeightType kType, bool kCodes, int kTokenBlocks>
+template <WeightType kType, class Sums>
 void launch_variant(const LaunchContext& context, const Product& p) {
+  constexpr int kMostHeld = 3;
   constexpr int64_t kStatic = 4096;  // more than a block's static arrays
-  if (kType != WeightType::kFp4 || kWarps * Ring<kType, kMostHeld>::kBytes + kStatic <= shared_limit())
-    launch_held<kType, kCodes, kTokenBlocks, kMostHeld>(context, p);
+  if (kType != WeightType::kFp4 || kWarps * Ring<kType, kMostHeld>::kBytes + kStatic <= gpu_limits().shared_bytes)
+    launch_held<kType, Sums, kMostHeld>(context, p);
   else if constexpr (kType == WeightType::kFp4)
-    launch_held<kType, kCodes, kTokenBlocks, kMostHeld - 1>(context, p);
+    launch_held<kType, Sums, kMostHeld - 1>(context, p);
 }
 
 template <WeightType kType, bool kCodes>
@@ -428,15 +461,26 @@ void launch_tokens(const LaunchContext& context, const Product& p) {
   // Experts: with fewer rows than experts, hardly one has more than a group of them; if it has, they are two items.
   const bool few = p.groups == 0 ? p.rows <= kTokenGroup : p.plan == nullptr && p.rows <= p.groups;
   if (few)
-    launch_variant<kType, kCodes, 1>(context, p);
+    launch_variant<kType, TileSums<kType, kCodes, 1>>(context, p);
   else
-    launch_variant<kType, kCodes, 2>(context, p);
+    launch_variant<kType, TileSums<kType, kCodes, 2>>(context, p);
+}
+
+// Rows of experts that are items of their own, although two of an expert then read its weights twice.
+constexpr int64_t kSingleRows = 16;
+
+void launch_codes(const LaunchContext& context, const Product& p) {
+  const bool single = p.groups == 0 ? p.rows == 1 : p.plan == nullptr && p.rows <= kSingleRows;
+  if (single)
+    launch_variant<WeightType::kFp4, CodeSums>(context, p);
+  else
+    launch_tokens<WeightType::kFp4, true>(context, p);
 }
 
 }  // namespace
 
 void launch_skinny(const LaunchContext& context, const Product& p) {
-  if (p.x_type == ActivationType::kFp4) return launch_tokens<WeightType::kFp4, true>(context, p);
+  if (p.x_type == ActivationType::kFp4) return launch_codes(context, p);
   if (p.type == WeightType::kFp4) return launch_tokens<WeightType::kFp4, false>(context, p);
   if (p.type == WeightType::kFp8) return launch_tokens<WeightType::kFp8, false>(context, p);
   launch_tokens<WeightType::kBf16, false>(context, p);
