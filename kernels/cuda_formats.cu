@@ -39,6 +39,29 @@ struct RegularScales {
     return true;
   }
 };
+// The same at any distances, as differences from the lowest address: an argument of 2 KiB.
+struct NearScales {
+  static constexpr int kCapacity = 512;  // 256 experts, two projections
+  int32_t count = 0;
+  const float* first = nullptr;
+  uint32_t distance[kCapacity];  // elements
+  __device__ const float* at_index(int i) const { return first + distance[i]; }
+
+  static bool of(const InputScales& scales, NearScales& result) {
+    if (scales.count > kCapacity) return false;
+    const auto address = [&](int i) { return reinterpret_cast<uintptr_t>(scales.at[i]); };
+    uintptr_t lowest = address(0);
+    for (int i = 1; i < scales.count; ++i) lowest = address(i) < lowest ? address(i) : lowest;
+    result.count = scales.count;
+    result.first = reinterpret_cast<const float*>(lowest);
+    for (int i = 0; i < scales.count; ++i) {
+      const uintptr_t elements = (address(i) - lowest) / sizeof(float);
+      if (elements > UINT32_MAX || (address(i) - lowest) % sizeof(float) != 0) return false;
+      result.distance[i] = static_cast<uint32_t>(elements);
+    }
+    return true;
+  }
+};
 struct ListedScales : InputScales {
   __device__ const float* at_index(int i) const { return at[i]; }
 };
@@ -75,8 +98,10 @@ __device__ float inverse_input_scale(const Scales& scales, float* partial) {
 
 template <class Scales>
 __global__ void __launch_bounds__(kPieceThreads) quantize_blocks(const __grid_constant__ Quantization<Scales> q) {
-  begin_dependent();
+  admit_next();
   __shared__ float partial[kPieceThreads / kWarp];
+  const float global = inverse_input_scale(q.input_scales, partial);  // of weights, which no kernel writes
+  await_earlier();
   int block = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x);
   const auto step = static_cast<int>(gridDim.x * kPieceThreads);
   uint4 first{};
@@ -87,7 +112,6 @@ __global__ void __launch_bounds__(kPieceThreads) quantize_blocks(const __grid_co
     second = load_bits(from + kVector);
   };
   if (block < q.blocks) fetch();
-  const float global = inverse_input_scale(q.input_scales, partial);
   while (block < q.blocks) {
     const int64_t row = block / q.row_blocks;
     const int column_block = block % q.row_blocks;
@@ -266,8 +290,11 @@ bool cuda_faster(const LaunchContext& context, Grid grid, const Quantizer& body)
                                body.codes_stride, body.scales_stride, scales});
   };
   RegularScales regular;
+  NearScales near;
   if (RegularScales::of(body.input_scales, regular))
     launch(regular);
+  else if (NearScales::of(body.input_scales, near))
+    launch(near);
   else
     launch(ListedScales{body.input_scales});
   return true;

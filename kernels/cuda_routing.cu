@@ -14,22 +14,17 @@ constexpr unsigned kEveryLane = 0xFFFFFFFFu;
 // Lane l holds experts l, l + 32, …; the best choice left is found k times, ties to the lower expert.
 template <class T, int kEach>
 __global__ void __launch_bounds__(kPieceThreads) route(const __grid_constant__ RouterBody<T, false> r, int tokens) {
-  begin_dependent();
+  admit_next();
   const int token = static_cast<int>(blockIdx.x) * (kPieceThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
-  if (token >= tokens) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto experts = static_cast<int>(r.experts);
   const auto k = static_cast<int>(r.k);
   float scores[kEach];
   float biases[kEach];
-  // All loads before anything waits for one.
+  // The biases are weights, which no kernel writes.
   const auto load = [&](const auto* bias) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int e = i * kWarp + lane;
-      scores[i] = e < experts ? to_float(r.logits.data[token * r.logits_stride + e]) : 0.0f;
-      biases[i] = e < experts ? to_float(bias[e]) : 0.0f;
-    }
+    for (int i = 0; i < kEach; ++i) biases[i] = i * kWarp + lane < experts ? to_float(bias[i * kWarp + lane]) : 0.0f;
   };
   if (r.bias.scalar == Scalar::kF32)
     load(static_cast<const float*>(r.bias.data));
@@ -37,6 +32,11 @@ __global__ void __launch_bounds__(kPieceThreads) route(const __grid_constant__ R
     load(static_cast<const Bf16*>(r.bias.data));
   else
     load(static_cast<const F16*>(r.bias.data));
+  await_earlier();
+  if (token >= tokens) return;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    scores[i] = i * kWarp + lane < experts ? to_float(r.logits.data[token * r.logits_stride + i * kWarp + lane]) : 0.0f;
   uint32_t choices[kEach];  // 0: not to be had
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -17,7 +17,7 @@ constexpr int64_t kLargestBlock = 1024;
 
 template <class W, bool kLayerNorm>
 __global__ void __launch_bounds__(kLargestBlock) norm_rows(const __grid_constant__ NormOperands<Bf16> o) {
-  begin_dependent();
+  admit_next();
   __shared__ float partial[kWarp];
   const int64_t row = blockIdx.x;
   const int column = static_cast<int>(threadIdx.x) * kVector;
@@ -26,11 +26,12 @@ __global__ void __launch_bounds__(kLargestBlock) norm_rows(const __grid_constant
   Eight x{};
   Eight weight{};
   Eight bias{};
-  if (present) {
-    x = load_eight(o.x.data + row * o.x_stride + column);
+  if (present) {  // weights, which no kernel writes
     weight = load_eight(static_cast<const W*>(o.weight.data) + column);
     if constexpr (kLayerNorm) bias = load_eight(static_cast<const W*>(o.bias.data) + column);
   }
+  await_earlier();
+  if (present) x = load_eight(o.x.data + row * o.x_stride + column);
   if constexpr (kLayerNorm) {
     float sum = 0;
 #pragma unroll
