@@ -68,6 +68,12 @@ __device__ __forceinline__ float2 decode_e4m3_pair(uint16_t codes) {
       : "r"(halves));
   return result;
 }
+// The nearest codes of two floats, the first in the low byte; saturated at 448, NaN is 0x7F.
+__device__ __forceinline__ uint32_t encode_e4m3_pair(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
 // Four codes as four bf16: e4m3 is a subset of bf16.
 __device__ __forceinline__ uint2 decode_e4m3_to_bf16(uint32_t codes) {
   const float2 low = decode_e4m3_pair(static_cast<uint16_t>(codes & 0xFFFFu));

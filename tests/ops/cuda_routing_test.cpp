@@ -135,6 +135,63 @@ TEST_CASE("index scores on a GPU", "[gpu]") {
           }
 }
 
+TEST_CASE("index scores of FP8 queries on a GPU, few and many, and first met in a capture", "[gpu]") {
+  if (!cuda_usable(0)) return skipped_without_gpu();
+  const auto device = gpu();
+  using S = ops::IndexScores;
+  constexpr int64_t kSlots = 512;
+  constexpr int64_t kColumns = 200;
+  uint32_t seed = 80;
+  // In the order of this list: the first case of many tokens finds no memory for its codes, being captured.
+  for (const bool captured : {true, false})
+    for (const int64_t heads : {16, 32, 64})
+      for (const int64_t tokens : {1, 7, 64, 65, 150})
+        for (const bool ue8m0 : {false, true}) {
+          if (captured && (heads != 32 || tokens != 65)) continue;
+          CAPTURE(captured, heads, tokens, ue8m0);
+          Random random(seed++);
+          const CacheGeometry geometry = geometry_of(Format::kIndexFp8, kSlots, 128, 0);
+          Tensor q = random.values(Dtype::kBF16, {tokens, heads, 128}, 3);
+          for (int64_t d = 0; d < 128; ++d) q.view().store(d, 0);  // a head of zeros: the floor of the scale
+          const Tensor weights = random.values(Dtype::kF32, {tokens, heads});
+          const Tensor pool = random_pool(geometry, random);
+          Tensor page_table(Dtype::kI32, {3, kColumns});
+          for (int64_t r = 0; r < 3; ++r) {
+            const std::vector<int32_t> slots = random.shuffled(kSlots);
+            for (int64_t c = 0; c < kColumns; ++c)
+              page_table.view().store_index(r * kColumns + c, slots[static_cast<size_t>(c)]);
+          }
+          Tensor rows(Dtype::kI32, {tokens});
+          Tensor lengths(Dtype::kI32, {tokens});
+          for (int64_t t = 0; t < tokens; ++t) {
+            rows.view().store_index(t, t * 3 / tokens);
+            lengths.view().store_index(t, random.below(kColumns + 1));
+          }
+          Tensor out(Dtype::kF32, {tokens, kColumns});
+          for (int64_t i = 0; i < out.view().elements(); ++i) out.view().store(i, 77);
+          OpHarness op(S::kName);
+          op.add(q).add(weights).add_cache(pool, geometry).add(page_table).add(rows).add(lengths).add(out);
+          op.attributes().set("query_fp8", 1).set("query_ue8m0", ue8m0 ? 1 : 0);
+          if (!captured) {
+            require_gpu_agreement(*device, op, S::kName, "mqa_logits", {{S::kOut, &out}});
+            continue;
+          }
+          const GpuCall call(*device, op.call());
+          REQUIRE(device->begin_capture());
+          REQUIRE(!find_kernel(S::kName, "mqa_logits")->run(call.call(GpuBuild::kFast)));
+          auto graph = device->end_capture();
+          REQUIRE(graph);
+          REQUIRE(device->launch(**graph));
+          REQUIRE(!device->wait());
+          REQUIRE(kernels::take_launch_error() == nullptr);
+          Tensor got(out);
+          call.fetch(S::kOut, got);
+          op.run_model();
+          CHECK(difference(values_of(got, nullptr), values_of(out, nullptr), tolerance_for(S::kName, Dtype::kF32)) ==
+                "");
+        }
+}
+
 TEST_CASE("top-k on a GPU selects among the best, whatever the lengths", "[gpu]") {
   if (!cuda_usable(0)) return skipped_without_gpu();
   const auto device = gpu();
