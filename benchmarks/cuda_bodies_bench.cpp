@@ -338,17 +338,19 @@ class Pass {
     double pairs = 0;
     for (int64_t t = 0; t < tokens_; ++t) pairs += static_cast<double>(length(t));
     const double key_bytes = static_cast<double>(slots_) * (kIndexDim + 4);
-    table_.row("index scores", ops::IndexScores::kName, "mqa_logits",
-               (key_bytes + pairs * 4) / kMega + mb(kIndexHeads * kIndexDim),
-               pairs * 2 * kIndexHeads * kIndexDim / kMega, 1, Attributes(), [&](Operands& o) {
-                 o.arguments.add({o.values(Dtype::kBF16, {tokens_, kIndexHeads, kIndexDim})});
-                 o.arguments.add({o.values(Dtype::kF32, {tokens_, kIndexHeads})});
-                 o.arguments.add({o.pool(keys)}, keys.format, keys);
-                 o.arguments.add({page_table(o)});
-                 o.arguments.add({requests(o)});
-                 o.arguments.add({lengths(o)});
-                 o.arguments.add({o.output(Dtype::kF32, {tokens_, kContext})});
-               });
+    for (const int fp8 : {0, 1})
+      table_.row(fp8 ? "index scores, FP8 queries" : "index scores", ops::IndexScores::kName, "mqa_logits",
+                 (key_bytes + pairs * 4) / kMega + mb(kIndexHeads * kIndexDim),
+                 pairs * 2 * kIndexHeads * kIndexDim / kMega, fp8 ? 0 : 1, Attributes().set("query_fp8", fp8),
+                 [&](Operands& o) {
+                   o.arguments.add({o.values(Dtype::kBF16, {tokens_, kIndexHeads, kIndexDim})});
+                   o.arguments.add({o.values(Dtype::kF32, {tokens_, kIndexHeads})});
+                   o.arguments.add({o.pool(keys)}, keys.format, keys);
+                   o.arguments.add({page_table(o)});
+                   o.arguments.add({requests(o)});
+                   o.arguments.add({lengths(o)});
+                   o.arguments.add({o.output(Dtype::kF32, {tokens_, kContext})});
+                 });
     table_.row("top-k", ops::TopK::kName, "fast_topk", pairs * 4 / kMega + mb(kTopK, 4), 0, 1,
                Attributes().set("topk", kTopK).set("transform", 1), [&](Operands& o) {
                  o.arguments.add({o.values(Dtype::kF32, {tokens_, kContext})});

@@ -301,6 +301,8 @@ void run(const std::vector<int64_t>& counts) {
     bench.experts("experts down w4a4", Kind::kW4a4, tokens, 1, kHidden, kExpertWidth);
     bench.linear("shared gate_up nvfp4", Kind::kNvfp4, tokens, {kExpertWidth, kExpertWidth}, kHidden);
     bench.linear("shared down nvfp4", Kind::kNvfp4, tokens, {kHidden}, kExpertWidth);
+    bench.linear("shared gate_up w4a4", Kind::kW4a4, tokens, {kExpertWidth, kExpertWidth}, kHidden);
+    bench.linear("shared down w4a4", Kind::kW4a4, tokens, {kHidden}, kExpertWidth);
     bench.linear("dense gate_up nvfp4", Kind::kNvfp4, tokens, {kDenseWidth, kDenseWidth}, kHidden);
     bench.linear("dense down nvfp4", Kind::kNvfp4, tokens, {kHidden}, kDenseWidth);
     bench.linear("dense gate_up w4a4", Kind::kW4a4, tokens, {kDenseWidth, kDenseWidth}, kHidden);
