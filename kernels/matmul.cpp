@@ -4,6 +4,7 @@
 
 #include "base/codec.h"
 #include "base/error.h"
+#include "base/parallel.h"
 #include "kernels/matmul_simd.h"
 
 namespace faultline::kernels {
@@ -11,6 +12,10 @@ namespace {
 
 // Rows of x that stay in the second-level cache while the weight goes by; more rows decode the weight again.
 constexpr int64_t kChunkRows = 32;
+
+// Products are cut into parts of so many multiply-adds for the process's threads: some 100 microseconds, so that
+// handing them out costs little.
+constexpr int64_t kPartProducts = int64_t{1} << 21;
 
 struct E4m3Table {
   float value[256];
@@ -96,12 +101,55 @@ void matmul_chunk(const float* x, int64_t rows, const MatmulWeight& weight, floa
   }
 }
 
+// Weight rows [begin, end) of a product.
+MatmulWeight rows_of(const MatmulWeight& weight, int64_t begin, int64_t end) {
+  MatmulWeight part = weight;
+  part.rows = end - begin;
+  switch (weight.type) {
+    case WeightType::kF32:
+      part.values = static_cast<const float*>(weight.values) + begin * weight.stride;
+      break;
+    case WeightType::kBf16:
+    case WeightType::kF16:
+      part.values = static_cast<const uint16_t*>(weight.values) + begin * weight.stride;
+      break;
+    case WeightType::kFp8:
+      part.values = byte_row(weight, begin);
+      if (weight.fp8_scales != nullptr) part.fp8_scales += begin / kFp8Block * weight.scale_stride;
+      break;
+    case WeightType::kFp4:
+      part.values = byte_row(weight, begin);
+      part.fp4_scales += begin * weight.scale_stride;
+      break;
+  }
+  return part;
+}
+
+// Calls work(first weight row, part) for parts that together are all of the weight. Each output is one dot product, so
+// cutting changes no bit.
+template <class Work>
+void over_parts(int64_t rows, const MatmulWeight& weight, const Work& work) {
+  if (parallel_threads() == 1) {
+    work(int64_t{0}, weight);
+    return;
+  }
+  const int64_t wanted = kPartProducts / std::max<int64_t>(1, rows * weight.columns);
+  const int64_t part = std::max<int64_t>(1, wanted / kFp8Block) * kFp8Block;
+  parallel_for((weight.rows + part - 1) / part, [&](int64_t i) {
+    const int64_t begin = i * part;
+    work(begin, rows_of(weight, begin, std::min(begin + part, weight.rows)));
+  });
+}
+
 }  // namespace
 
 void matmul(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride) {
   FAULTLINE_CHECK(weight.type != WeightType::kFp4 || weight.columns % kFp4Block == 0);
-  for (int64_t r = 0; r < rows; r += kChunkRows)
-    matmul_chunk(x + r * weight.columns, std::min(kChunkRows, rows - r), weight, out + r * out_stride, out_stride);
+  over_parts(rows, weight, [&](int64_t begin, const MatmulWeight& part) {
+    for (int64_t r = 0; r < rows; r += kChunkRows)
+      matmul_chunk(x + r * weight.columns, std::min(kChunkRows, rows - r), part, out + r * out_stride + begin,
+                   out_stride);
+  });
 }
 
 void matmul_kn(const float* x, int64_t rows, const MatmulWeight& weight, float* out, int64_t out_stride) {
@@ -141,14 +189,16 @@ void Fp4Rows::set(int64_t row, const uint8_t* codes, const uint8_t* scales) {
 
 void matmul_w4a4(const Fp4Rows& x, const MatmulWeight& weight, float* out, int64_t out_stride) {
   FAULTLINE_CHECK(weight.type == WeightType::kFp4 && weight.columns == x.columns());
-  CodeTile tile(weight.columns);
-  for (int64_t r = 0; r < x.rows(); r += kChunkRows)
-    for (int64_t n = 0; n < weight.rows; n += kTileWeights) {
-      const int64_t count = std::min(kTileWeights, weight.rows - n);
-      tile.decode(weight, n, count, 1.0f);
-      dot_codes(x.doubled(r), x.quarter_scales(r), std::min(kChunkRows, x.rows() - r), tile.doubled.data(),
-                tile.scales.data(), count, weight.columns, out + r * out_stride + n, out_stride);
-    }
+  over_parts(x.rows(), weight, [&](int64_t begin, const MatmulWeight& part) {
+    CodeTile tile(part.columns);
+    for (int64_t r = 0; r < x.rows(); r += kChunkRows)
+      for (int64_t n = 0; n < part.rows; n += kTileWeights) {
+        const int64_t count = std::min(kTileWeights, part.rows - n);
+        tile.decode(part, n, count, 1.0f);
+        dot_codes(x.doubled(r), x.quarter_scales(r), std::min(kChunkRows, x.rows() - r), tile.doubled.data(),
+                  tile.scales.data(), count, part.columns, out + r * out_stride + begin + n, out_stride);
+      }
+  });
 }
 
 }  // namespace faultline::kernels

@@ -38,10 +38,11 @@ class CounterRng {
     const uint64_t four = bits(i);
     const int64_t sum =
         static_cast<int64_t>((four & 0xFFFFu) + ((four >> 16) & 0xFFFFu) + ((four >> 32) & 0xFFFFu) + (four >> 48));
-    constexpr int64_t kMean = 2 * 65535;
-    constexpr float kPerUnit = 2.6428998e-5f;  // 1 / (65536 * sqrt(4 / 12))
-    return static_cast<float>(sum - kMean) * kPerUnit;
+    return static_cast<float>(sum - kNormalMean) * kNormalUnit;
   }
+  static constexpr int32_t kNormalMean = 2 * 65535;
+  static constexpr float kNormalUnit = 2.6428998e-5f;  // 1 / (65536 * sqrt(4 / 12))
+  constexpr uint64_t key() const { return key_; }
 
  private:
   uint64_t key_;

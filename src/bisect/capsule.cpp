@@ -62,6 +62,12 @@ json geometry_json(const CacheGeometry& g) {
           {"row_stride_bytes", g.row_stride_bytes}};
 }
 
+// Of weights that are made on use: one tensor at a time always has room (Checkpoint::open has seen to that).
+void bring(const TensorView& view) {
+  const WeightRange range{view.data, static_cast<uint64_t>(view.extent()) * dtype_bytes(view.dtype)};
+  FAULTLINE_CHECK(need_weights({&range, 1}).has_value());
+}
+
 // Appends the elements of a strided view, one after the other.
 void append_contiguous(const TensorView& view, std::string& out) {
   const size_t size = dtype_bytes(view.dtype);
@@ -167,6 +173,7 @@ class Encoder {
     const StoredTensor* stored = is_weight(o) && !embed_weights_ ? map_.holding(view) : nullptr;
     if (stored != nullptr) {
       const uint64_t bytes = view_bytes(stored->view);
+      bring(stored->view);
       result["stride"] = std::vector<int64_t>(view.stride.begin(), view.stride.begin() + view.rank);
       result["weight"] = stored->name;
       result["offset"] = view.data - stored->view.data;
@@ -189,6 +196,7 @@ class Encoder {
     std::vector<SafetensorsEntry> entries;
     std::string data;
     for (const Piece& piece : pieces_) {
+      bring(piece.view);
       SafetensorsEntry entry{piece.name, piece.view.dtype, piece.view.rank, piece.view.shape, data.size(), 0};
       append_contiguous(piece.view, data);
       entry.end = data.size();

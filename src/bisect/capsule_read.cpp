@@ -452,6 +452,8 @@ Status bind_weights(Capsule& capsule, const Checkpoint& checkpoint) {
       return cannot_run("{} has no tensor {}; name the checkpoint of the capsule ({}) by --model", checkpoint.spec(),
                         weight.tensor, capsule.identity);
     const auto bytes = static_cast<uint64_t>(tensor->elements()) * dtype_bytes(tensor->dtype);
+    const WeightRange range{tensor->data, bytes};
+    FAULTLINE_TRY_STATUS(need_weights({&range, 1}));
     if (tensor->data == nullptr || bytes != static_cast<uint64_t>(weight.bytes) ||
         XXH64(tensor->data, bytes, 0) != weight.checksum)
       return cannot_run(

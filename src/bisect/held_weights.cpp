@@ -21,11 +21,11 @@ Result<std::vector<HeldModel>> all_held() {
 
 }  // namespace
 
-Result<Checkpoint> open_checkpoint(const std::string& spec) {
+Result<Checkpoint> open_checkpoint(const std::string& spec, const SynthMemory& memory) {
   if (!spec.starts_with(kSynthPrefix)) return Checkpoint::open(spec);
   FAULTLINE_TRY(const std::string path, model_path(spec));
   const auto held = all_held();
-  if (!held) return Checkpoint::open(spec);
+  if (!held) return Checkpoint::open(spec, memory);
   for (const HeldModel& model : *held) {
     if (model.manifest.path != path || model.manifest.checkpoint_descriptors == 0) continue;
     auto descriptors = take_held(model);
@@ -33,7 +33,7 @@ Result<Checkpoint> open_checkpoint(const std::string& spec) {
     auto adopted = Checkpoint::adopt(model.manifest.checkpoint, std::move(descriptors->checkpoint));
     if (adopted) return adopted;
   }
-  return Checkpoint::open(spec);
+  return Checkpoint::open(spec, memory);
 }
 
 Result<HeldState> find_held(const Checkpoint& checkpoint, const std::string& device_uuid) {

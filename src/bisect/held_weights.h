@@ -15,7 +15,7 @@ namespace faultline {
 
 // A checkpoint as Checkpoint::open gives it. Synthetic weights that are held on a device are taken from their keeper
 // instead of being made again.
-Result<Checkpoint> open_checkpoint(const std::string& spec);
+Result<Checkpoint> open_checkpoint(const std::string& spec, const SynthMemory& memory = {});
 
 // What is held of a model on a device, and whether it can be used.
 struct HeldState {

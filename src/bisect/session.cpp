@@ -150,6 +150,7 @@ Task Session::pool_task(const WorkerTask& task) {
 // Once a run, before its first worker on a GPU: what a resumed run knows already needs no weights.
 Status Session::obtain_device_weights() {
   if (device_weights_ || options_.device == "cpu") return {};
+  if (checkpoint_->on_demand() != nullptr) return {};  // each worker makes its own, on the GPU
   FAULTLINE_TRY(device_weights_, obtain_weights(*checkpoint_, options_.device, options_.quiet));
   if (journal_ == nullptr) return {};
   const WeightsManifest& manifest = device_weights_->manifest;
@@ -184,7 +185,10 @@ Result<std::vector<TaskResult>> Session::run(const std::vector<WorkerTask>& aske
   std::vector<WorkerTask> tasks = asked;
   for (WorkerTask& task : tasks) task.device = options_.device;
   PoolOptions pool_options;
-  pool_options.jobs = options_.jobs != 0 || options_.device == "cpu" ? options_.jobs : gpu_jobs(checkpoint_);
+  pool_options.jobs = options_.jobs;
+  if (options_.jobs == 0 && options_.device != "cpu") pool_options.jobs = gpu_jobs(checkpoint_);
+  // A worker that makes its weights on use takes all cores, and its part of the memory.
+  if (options_.jobs == 0 && checkpoint_ != nullptr && checkpoint_->on_demand() != nullptr) pool_options.jobs = 1;
   pool_options.phase_timeout_s = options_.timeout_s;
   pool_options.memory_limit = options_.memory_limit;
   if (!options_.wrapper.empty()) {

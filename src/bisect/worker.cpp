@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "base/clock.h"
+#include "base/cpus.h"
+#include "base/parallel.h"
 #include "bisect/capsule.h"
 #include "bisect/capsule_run.h"
 #include "bisect/core_dump.h"
@@ -129,6 +131,7 @@ class TaskRunner {
 
   Status prepare() {
     mark(WorkerPhase::kLoad);
+    if (checkpoint_.on_demand() != nullptr) set_parallel_threads(usable_cpus());  // it is alone (Session::run)
     FAULTLINE_TRY(weights_, load_weights(checkpoint_));
     if (!task_.plant.empty() && plant_is_there(task_.plant, task_.seed, task_.options.repeat)) {
       FAULTLINE_TRY(plant_, make_plant(task_.plant, weights_.config));

@@ -3,10 +3,14 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 
+#include "base/cpus.h"
 #include "base/file.h"
+#include "base/parallel.h"
+#include "base/text.h"
 #include "bisect/engine_config.h"
 #include "bisect/held_weights.h"
 #include "cli/failure.h"
+#include "cli/residency.h"
 #include "engine/device_weights.h"
 #include "engine/forward.h"
 #include "grid/axes.h"
@@ -26,6 +30,7 @@ struct Options {
   std::string arch = "any";
   std::string device = "auto";
   std::string out;
+  ResidencyOptions residency;
   uint64_t seed = 7;
 };
 
@@ -104,7 +109,8 @@ class Output {
 };
 
 // Those that are held on the device, else a copy of this process's own.
-Result<DeviceWeights> weights_on(Device& device, const Checkpoint& checkpoint) {
+Result<DeviceWeights> weights_on(Device& device, const Checkpoint& checkpoint, uint64_t gpu_bytes) {
+  if (checkpoint.on_demand() != nullptr) return DeviceWeights::upload(device, checkpoint, gpu_bytes);
   FAULTLINE_TRY(const std::string uuid, device_uuid(device));
   std::string trouble;
   const std::optional<RunWeights> held = take_if_held(checkpoint, uuid, trouble);
@@ -122,7 +128,9 @@ Status run(const Options& options) {
     FAULTLINE_TRY(auto ids, prompt_of(argument));
     prompts.push_back(std::move(ids));
   }
-  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(options.model));
+  set_parallel_threads(usable_cpus());
+  FAULTLINE_TRY(const SynthMemory memory, synth_memory(options.residency));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(options.model, memory));
   FAULTLINE_TRY(const EngineConfig config, configuration(options, checkpoint.config()));
   FAULTLINE_TRY(const ModelWeights weights, load_weights(checkpoint));
   for (const auto& ids : prompts)
@@ -135,13 +143,22 @@ Status run(const Options& options) {
   std::optional<DeviceWeights> device_weights;
   std::optional<ModelWeights> on_device;
   if (device->is_cuda()) {
-    FAULTLINE_TRY(device_weights, weights_on(*device, checkpoint));
+    uint64_t gpu_bytes = 0;
+    if (!options.residency.gpu_memory.empty()) {
+      FAULTLINE_TRY(gpu_bytes, parse_bytes(options.residency.gpu_memory, "--gpu-memory"));
+    }
+    FAULTLINE_TRY(device_weights, weights_on(*device, checkpoint, gpu_bytes));
     FAULTLINE_TRY(on_device, device_weights->to_device(weights));
     for (const DeviceWeights::Range& range : device_weights->ranges())
       mirror.add(range.device, range.bytes, range.host);
   }
   FAULTLINE_TRY(const auto results,
                 run_forward(on_device ? *on_device : weights, config, prompts, options.decode, &mirror));
+  if (const OnDemandWeights* made = checkpoint.on_demand(); made != nullptr && !device->is_cuda()) {
+    const OnDemandWeights::Statistics statistics = made->statistics();
+    fmt::print(stderr, "faultline: {} of weights made in {:.1f} s, through {} of memory\n",
+               bytes_text(statistics.made_bytes), statistics.seconds, bytes_text(statistics.resident_bytes));
+  }
   Output output;
   for (size_t i = 0; i < results.size(); ++i) {
     const ForwardResult& r = results[i];
@@ -180,6 +197,7 @@ void add_forward_command(CLI::App& app, int& exit_code) {
   command->add_option("--profile", options->profile, "whose rules resolve the flags")->capture_default_str();
   command->add_option("--arch", options->arch, "target architecture")->capture_default_str();
   command->add_option("--device", options->device, "where kernels run: auto, cpu, cuda, cuda:N")->capture_default_str();
+  add_residency_options(*command, options->residency);
   command->add_option("--seed", options->seed, "of the page order")->capture_default_str();
   command->add_option("--out", options->out, "safetensors file to write")->required();
   command->callback([options, &exit_code] {

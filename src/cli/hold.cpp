@@ -110,6 +110,8 @@ Status hold(const Options& options) {
   }
   FAULTLINE_TRY(const std::string directory, keeper_directory());
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(options.model));
+  if (checkpoint.on_demand() != nullptr)
+    return cannot_run("{}: its weights are made when they are used; there is nothing to hold", options.model);
   FAULTLINE_TRY(const HeldState state, find_held(checkpoint, uuid));
   if (state.held && state.changed.empty()) {
     fmt::print("already held, by process {} since {}: {}\n", state.held->pid, state.held->manifest.loaded,

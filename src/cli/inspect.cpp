@@ -12,6 +12,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
+#include "cli/failure.h"
+#include "cli/residency.h"
 #include "model/inspect.h"
 
 namespace faultline {
@@ -20,15 +23,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kFaultsShown = 1000;
-
-std::string bytes_text(uint64_t bytes) {
-  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  constexpr double kStep = 1024;
-  size_t unit = 0;
-  auto value = static_cast<double>(bytes);
-  for (; value >= kStep && unit + 1 < kUnits.size(); ++unit) value /= kStep;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
 
 int64_t count_true(const std::vector<bool>& flags) {
   return std::count(flags.begin(), flags.end(), true);
@@ -155,6 +149,21 @@ int run(const std::string& model, const std::string& json_path, bool all) {
   return inspection.exit_code();
 }
 
+int run_plan(const std::string& model, const std::string& json_path, const ResidencyOptions& options, int64_t ranks) {
+  const auto plan = plan_for(model, options, ranks);
+  if (!plan) return fail(plan.error());
+  if (json_path != "-") fmt::print("{}", to_text(*plan));
+  if (!json_path.empty()) {
+    constexpr int kIndent = 1;
+    const std::string text = dump_json(plan_json(*plan), kIndent) + "\n";
+    if (json_path == "-")
+      fmt::print("{}", text);
+    else if (const Status written = write_file(json_path, text); !written)
+      return fail(written.error());
+  }
+  return static_cast<int>(ExitCode::kGood);
+}
+
 }  // namespace
 
 void add_inspect_command(CLI::App& app, int& exit_code) {
@@ -162,6 +171,9 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
     std::string model;
     std::string json_path;
     bool all = false;
+    bool plan = false;
+    int64_t ranks = 1;
+    ResidencyOptions residency;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* command =
@@ -172,8 +184,17 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json_path, "write the result as JSON; - for stdout, instead of the table")
       ->type_name("FILE");
   command->add_flag("--all", options->all, "scan every weight for NaN and infinity, not only scales and small tensors");
-  command->callback([options, &exit_code] { exit_code = run(options->model, options->json_path, options->all); });
-  command->footer("Exit code: 0 sound, 1 readable but faulty, 2 unreadable.");
+  command->add_flag("--plan", options->plan,
+                    "instead: where the weights would be while the model runs (GPU, host memory, per use), and why");
+  command->add_option("--tp", options->ranks, "with --plan: ranks of tensor parallelism")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_residency_options(*command, options->residency);
+  command->callback([options, &exit_code] {
+    exit_code = options->plan ? run_plan(options->model, options->json_path, options->residency, options->ranks)
+                              : run(options->model, options->json_path, options->all);
+  });
+  command->footer("Exit code: 0 sound, 1 readable but faulty, 2 unreadable; with --plan: 0, or 5 where memory lacks.");
 }
 
 }  // namespace faultline

@@ -1,6 +1,7 @@
 #include "engine/call_op.h"
 
 #include "check/compare.h"
+#include "ops/weights_in_use.h"
 #ifdef FAULTLINE_HAVE_CUDA
 #include "ops/cuda_reference.h"
 #endif
@@ -20,6 +21,10 @@ std::optional<KernelFault> refused_launch(const Op& op) {
 
 KernelResult call_kernel(const PassInfo& info, FaultInjector* injector, const Op& op, const OpCall& call,
                          bool serialized) {
+  if (call.launch.cuda) {
+    if (const Status there = bring_weights(*op.kind, call); !there)
+      return KernelFault{"launch-failure", there.error().message};
+  }
   KernelResult result = injector != nullptr ? injector->run(info, op, call, serialized) : op.kernel->run(call);
   if (!result && call.launch.cuda) result = refused_launch(op);
   return result;
@@ -74,6 +79,7 @@ void OpCaller::run_model(const Op& op, const OpCall& call) {
   OpCall on_stream = call;
   on_stream.launch.cuda = true;
   on_stream.launch.stream = pass_.mirror->device().stream();
+  FAULTLINE_CHECK(bring_weights(*op.kind, on_stream).has_value());
   if (run_cuda_reference(*op.kind, op.kernel, ReferenceOf::kModel, on_stream)) return;
 #endif
   run_on_host(*pass_.mirror, *op.kind, op.kind->model, call);
@@ -104,7 +110,9 @@ void run_on_host(HostMirror& mirror, const OpKind& kind, ReferenceFn function, c
     arguments.add(std::move(views), argument.format,
                   argument.geometry != nullptr ? std::optional<CacheGeometry>(*argument.geometry) : std::nullopt);
   }
-  function(OpCall{arguments.get(), call.attributes, {}, false});
+  const OpCall on_host{arguments.get(), call.attributes, {}, false};
+  FAULTLINE_CHECK(bring_weights(kind, on_host).has_value());
+  function(on_host);
   for (size_t i = 0; i < call.arguments.size(); ++i)
     if (kind.operands[i].direction == Direction::kOut && call.arguments[i].present())
       mirror.push(call.arguments[i].view());
@@ -119,7 +127,8 @@ KernelResult run_on_device(Device& device, const PassInfo& info, FaultInjector* 
     TensorView result = host;
     if (host.data == nullptr || bytes == 0) return result;
     auto buffer = device.allocate(bytes);
-    if (!buffer) throw std::bad_alloc();
+    const WeightRange range{host.data, bytes};
+    if (!buffer || !need_weights({&range, 1})) throw std::bad_alloc();
     result.data = (*buffer)->data();
     device.copy(result.data, host.data, bytes);
     memory.push_back(std::move(*buffer));

@@ -88,7 +88,11 @@ Result<DeviceWeights> DeviceWeights::attach(Device& device, const Checkpoint& ch
   return weights;
 }
 
-Result<DeviceWeights> DeviceWeights::upload(Device& device, const Checkpoint& checkpoint) {
+Result<DeviceWeights> DeviceWeights::upload(Device& device, const Checkpoint& checkpoint, uint64_t gpu_bytes) {
+#ifdef FAULTLINE_HAVE_CUDA
+  if (checkpoint.on_demand() != nullptr && device.is_cuda()) return make(device, checkpoint, gpu_bytes);
+#endif
+  static_cast<void>(gpu_bytes);
   FAULTLINE_TRY(Placement placement, place_tensors(checkpoint));
   DeviceWeights weights(device, std::move(placement));
   const Device::Memory memory = device.memory();

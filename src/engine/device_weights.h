@@ -29,8 +29,9 @@ class DeviceWeights {
   // the checkpoint must outlive the result; so must what `to_device` gives.
   static Result<DeviceWeights> attach(Device& device, const Checkpoint& checkpoint, const std::string& manifest,
                                       const std::vector<int>& descriptors);
-  // Memory of this process's own, filled from the checkpoint. Cannot-run when it does not suffice.
-  static Result<DeviceWeights> upload(Device& device, const Checkpoint& checkpoint);
+  // Memory of this process's own, filled from the checkpoint. Cannot-run when it does not suffice. Of weights that are
+  // made on use as many as fit in `gpu_bytes` (0: in what is free), the others at each use (model/residency.h).
+  static Result<DeviceWeights> upload(Device& device, const Checkpoint& checkpoint, uint64_t gpu_bytes = 0);
 
   DeviceWeights(DeviceWeights&&) noexcept;
   DeviceWeights& operator=(DeviceWeights&&) noexcept;
@@ -55,6 +56,7 @@ class DeviceWeights {
 
  private:
   DeviceWeights(Device& device, Placement placement);
+  static Result<DeviceWeights> make(Device& device, const Checkpoint& checkpoint, uint64_t gpu_bytes);
   void place(const Checkpoint& checkpoint, const std::byte* base);
   const Range* holding(const std::byte* host, uint64_t bytes) const;
   Result<const Range*> upload_range(const std::byte* host, uint64_t bytes);
@@ -64,6 +66,7 @@ class DeviceWeights {
   WeightsManifest manifest_;
   std::unique_ptr<SlabMap> slabs_;                // attached
   std::vector<std::unique_ptr<Buffer>> buffers_;  // uploaded
+  std::shared_ptr<void> made_;                    // on the GPU
   std::vector<Range> tensors_;                    // of the checkpoint, by host address
   std::vector<Range> others_;                     // by host address
 };

@@ -5,6 +5,7 @@
 #include "engine/call_op.h"
 #include "engine/op_contract.h"
 #include "engine/run_pass.h"
+#include "ops/weights_in_use.h"
 
 namespace faultline {
 
@@ -20,6 +21,8 @@ std::optional<OpViolation> replay_op(const Pass& pass, int op_index, const PassI
 std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, FaultInjector* injector, uint64_t seed,
                                         Device& device, const Op* on_device) {
   if (auto found = check_scales(op, op.call())) return found;
+  if (const Status there = bring_weights(*op.kind, op.call()); !there)
+    return OpViolation{0, "oom", {}, "", 0, 1, there.error().message, false};
   const ScratchOutputs scratch(op);
   OpCall call = scratch.call(op.attributes);
   kernels::AccessLog log;

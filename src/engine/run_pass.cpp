@@ -7,6 +7,7 @@
 #include "engine/call_op.h"
 #include "engine/describe.h"
 #include "engine/op_contract.h"
+#include "ops/weights_in_use.h"
 #ifdef FAULTLINE_HAVE_CUDA
 #include "engine/cuda_stream_pass.h"
 #endif
@@ -126,6 +127,18 @@ class Runner {
 
     const int outputs = static_cast<int>(op.kind->operands.size());
     const bool watch = level_ >= CheckLevel::kFull && !op.shadow && !hooks_.no_poison;
+    if (!pass_.on_gpu()) {
+      if (const Status there = bring_weights(*op.kind, host_call); !there) {
+        outcome_.fault = EngineFault{KernelFault{"oom", there.error().message},
+                                     op.name,
+                                     i,
+                                     op.layer,
+                                     op.kernel->name,
+                                     op.kernel->provenance,
+                                     info_};
+        return;
+      }
+    }
     std::vector<std::pair<int, NeighbourSum>> neighbours;
     std::vector<std::pair<int, std::vector<std::byte>>> first;
     bool twice = false;
@@ -204,6 +217,8 @@ class Runner {
       return;
     }
     if (level_ < CheckLevel::kReference) return;
+    // They may have gone since the op ran. That they fit was seen then.
+    FAULTLINE_CHECK(bring_weights(*op.kind, call).has_value());
     if (swapped_[static_cast<size_t>(i)]) return;
     if (op.kernel->provenance != Provenance::kReference) {
       if (auto found = compare_to_spec(op, info_.live)) {

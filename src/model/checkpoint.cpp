@@ -5,11 +5,14 @@
 
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "base/json.h"
+#include "base/memory.h"
+#include "base/text.h"
 #include "model/expected.h"
 #include "model/linear.h"
 #include "model/mapping.h"
@@ -25,6 +28,7 @@ struct Checkpoint::State {
   std::optional<QuantConfig> quantization;
   std::vector<UniqueFd> descriptors;  // the packed table first, then the files
   std::vector<Mapping> files;
+  std::unique_ptr<OnDemandWeights> on_demand;  // instead of files
   std::vector<StoredTensor> tensors;
   std::unordered_map<std::string_view, size_t> by_name;
 
@@ -37,6 +41,8 @@ struct Checkpoint::State {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kEmbeddings = "model.embed_tokens.weight";
 
 class Hash {
  public:
@@ -65,6 +71,42 @@ std::string identity_text(std::string_view spec, const TensorTable& table, const
                      total_bytes(table.file_bytes), hash.hex());
 }
 
+constexpr const char* kOnDemandKey = "on_demand";
+constexpr const char* kBudgetKey = "budget";
+
+uint64_t free_memory() {
+  const uint64_t known = available_memory();
+  return known > 0 ? known : std::numeric_limits<int64_t>::max();
+}
+
+// All but routed experts and the embeddings.
+uint64_t read_by_every_pass(const std::vector<SafetensorsEntry>& entries) {
+  uint64_t bytes = 0;
+  for (const SafetensorsEntry& entry : entries)
+    if (entry.name != kEmbeddings && entry.name.find(".mlp.experts.") == std::string::npos) bytes += entry.bytes();
+  return bytes;
+}
+
+// Memory for weights that are made on use; 0: all are made at once.
+Result<uint64_t> on_demand_budget(const std::string& spec, const std::vector<SafetensorsEntry>& entries,
+                                  const SynthMemory& memory) {
+  const uint64_t all = entries.back().end;
+  const uint64_t free = free_memory();
+  // Memory that was never touched costs more than making weights anew, so that less than what there is serves better.
+  const uint64_t budget = memory.bytes > 0 ? memory.bytes : default_synth_memory();
+  if (memory.mode == SynthMemory::Mode::kAuto && all <= budget) return 0;
+  if (memory.mode == SynthMemory::Mode::kWhole) {
+    const uint64_t room = memory.bytes > 0 ? memory.bytes : free;
+    if (all <= room) return 0;
+    return cannot_run("{}: its weights are {}, and {} of memory may be used", spec, bytes_text(all), bytes_text(room));
+  }
+  for (const SafetensorsEntry& entry : entries)
+    if (entry.bytes() > budget && entry.name != kEmbeddings)  // of which only the rows in use are made
+      return cannot_run("{}: {} alone is {}, and weights made on use may take {} of memory", spec, entry.name,
+                        bytes_text(entry.bytes()), bytes_text(budget));
+  return budget;
+}
+
 tl::unexpected<Error> problems_error(const std::string& folder, const std::vector<WeightProblem>& problems) {
   std::string text = problems.front().message;
   if (problems.size() > 1) {
@@ -75,13 +117,18 @@ tl::unexpected<Error> problems_error(const std::string& folder, const std::vecto
 
 }  // namespace
 
+uint64_t default_synth_memory() {
+  return free_memory() / 4;
+}
+
 void Checkpoint::State::index_tensors() {
   tensors.reserve(table.rows.size());
   by_name.reserve(table.rows.size());
   for (const TensorTable::Row& row : table.rows) {
     TensorView view;
     // Views are writable by type; the mapping is not.
-    view.data = const_cast<std::byte*>(files[row.file].data()) + row.entry.begin;
+    view.data = on_demand != nullptr ? on_demand->place(tensors.size())
+                                     : const_cast<std::byte*>(files[row.file].data()) + row.entry.begin;
     view.dtype = row.entry.dtype;
     view.rank = row.entry.rank;
     view.shape = row.entry.shape;
@@ -104,8 +151,8 @@ Status Checkpoint::State::share_table() {
   return {};
 }
 
-Result<Checkpoint> Checkpoint::open(const std::string& spec) {
-  return spec.starts_with(kSynthPrefix) ? open_synth(spec) : open_folder(trimmed_folder(spec));
+Result<Checkpoint> Checkpoint::open(const std::string& spec, const SynthMemory& memory) {
+  return spec.starts_with(kSynthPrefix) ? open_synth(spec, memory) : open_folder(trimmed_folder(spec));
 }
 
 Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
@@ -152,7 +199,7 @@ Result<Checkpoint> Checkpoint::open_folder(const std::string& folder) {
   return Checkpoint(std::move(state));
 }
 
-Result<Checkpoint> Checkpoint::open_synth(const std::string& spec) {
+Result<Checkpoint> Checkpoint::open_synth(const std::string& spec, const SynthMemory& memory) {
   FAULTLINE_TRY(const SynthModel model, parse_synth_spec(spec));
   auto state = std::make_unique<State>();
   State& s = *state;
@@ -163,20 +210,35 @@ Result<Checkpoint> Checkpoint::open_synth(const std::string& spec) {
   std::vector<SafetensorsEntry> entries = synth_tensors(model);
   const std::string header = lay_out(entries);
   const uint64_t bytes = entries.back().end;
-  FAULTLINE_TRY(MemoryFile memory, MemoryFile::create(model.spec, bytes));
-  std::memcpy(memory.data(), header.data(), header.size());
-  generate_all(model, entries, memory.data());
-  for (SafetensorsEntry& entry : entries) s.table.rows.push_back({std::move(entry), 0});
-  FAULTLINE_TRY(UniqueFd fd, memory.seal());
-  FAULTLINE_TRY(Mapping mapping, Mapping::map(fd.get(), bytes, model.spec));
-  s.table.file_bytes.push_back(bytes);
-  s.descriptors.push_back(std::move(fd));
-  s.files.push_back(std::move(mapping));
   Hash hash;
   hash.add(model.config_text);
   hash.add(header);
+  s.table.file_bytes.push_back(bytes);
+  FAULTLINE_TRY(const uint64_t budget, on_demand_budget(model.spec, entries, memory));
+  if (budget > 0) {
+    std::vector<uint64_t> sizes;
+    for (const SafetensorsEntry& entry : entries) sizes.push_back(entry.bytes());
+    const auto shared = std::make_shared<const std::vector<SafetensorsEntry>>(entries);
+    FAULTLINE_TRY(s.on_demand, OnDemandWeights::create(
+                                   sizes,
+                                   [model, shared](size_t tensor, uint64_t first, std::span<std::byte> out) {
+                                     generate(model, (*shared)[tensor], first, out);
+                                   },
+                                   budget,
+                                   read_by_every_pass(entries) <= budget ? OnDemandWeights::Keep::kWhatFits
+                                                                         : OnDemandWeights::Keep::kLatest));
+  } else {
+    FAULTLINE_TRY(MemoryFile file, MemoryFile::create(model.spec, bytes));
+    std::memcpy(file.data(), header.data(), header.size());
+    generate_all(model, entries, file.data());
+    FAULTLINE_TRY(UniqueFd fd, file.seal());
+    FAULTLINE_TRY(Mapping mapping, Mapping::map(fd.get(), bytes, model.spec));
+    s.descriptors.push_back(std::move(fd));
+    s.files.push_back(std::move(mapping));
+  }
+  for (SafetensorsEntry& entry : entries) s.table.rows.push_back({std::move(entry), 0});
   s.table.identity = identity_text(model.spec, s.table, hash);
-  FAULTLINE_TRY_STATUS(s.share_table());
+  if (s.on_demand == nullptr) FAULTLINE_TRY_STATUS(s.share_table());
   s.index_tensors();
   return Checkpoint(std::move(state));
 }
@@ -187,13 +249,25 @@ std::vector<int> Checkpoint::descriptors() const {
   return result;
 }
 
-// The table is in the first descriptor; the text only ties it to its files.
+// The table is in the first descriptor; the text only ties it to its files. Of weights made on use it is all there is.
 std::string Checkpoint::manifest() const {
+  if (state_->on_demand != nullptr)
+    return dump_json({{"identity", state_->table.identity},
+                      {"descriptors", 0},
+                      {kOnDemandKey, state_->table.spec},
+                      {kBudgetKey, state_->on_demand->budget()}});
   return dump_json({{"identity", state_->table.identity}, {"descriptors", state_->descriptors.size()}});
 }
 
 Result<Checkpoint> Checkpoint::attach(const std::string& manifest, const std::vector<int>& descriptors) {
   FAULTLINE_TRY(const nlohmann::json root, parse_json(manifest, "checkpoint manifest"));
+  if (root.is_object() && root.contains(kOnDemandKey) && descriptors.empty()) {
+    FAULTLINE_TRY(Checkpoint made, open_synth(root[kOnDemandKey].get<std::string>(),
+                                              {SynthMemory::Mode::kOnUse, root.value(kBudgetKey, uint64_t{0})}));
+    if (root.value("identity", std::string()) != made.identity())
+      return internal_error("the checkpoint's manifest is of another program than this one");
+    return made;
+  }
   if (!root.is_object() || !root.contains("identity") || root.value("descriptors", size_t{0}) != descriptors.size() ||
       descriptors.empty()) {
     return internal_error("the checkpoint's manifest does not belong to the {} descriptors given", descriptors.size());
@@ -240,6 +314,9 @@ const std::optional<QuantConfig>& Checkpoint::quantization() const {
 }
 const std::vector<StoredTensor>& Checkpoint::tensors() const {
   return state_->tensors;
+}
+OnDemandWeights* Checkpoint::on_demand() const {
+  return state_->on_demand.get();
 }
 int64_t Checkpoint::mtp_tensors() const {
   return state_->table.mtp_tensors;

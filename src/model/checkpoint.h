@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/tensor.h"
 #include "model/config.h"
+#include "model/on_demand.h"
 #include "model/quant_config.h"
 
 namespace faultline {
@@ -55,7 +56,7 @@ struct LinearWeight {
 // Row `row` of a projection, dequantized to `in_features` floats.
 void dequantize_row(const LinearWeight& weight, int64_t row, float* out);
 
-// A tensor of a checkpoint and the file it is in.
+// A tensor of a checkpoint and the file it is in (of weights made on use: none).
 struct StoredTensor {
   std::string name;
   TensorView view;
@@ -63,13 +64,27 @@ struct StoredTensor {
   uint64_t begin = 0;  // bytes from the start of the file
 };
 
+// Whether synthetic weights are all made when a checkpoint is opened, or each when it is used.
+struct SynthMemory {
+  enum class Mode : uint8_t {
+    kAuto,   // on use where they are larger than `bytes`
+    kWhole,  // at once; cannot-run when they do not fit
+    kOnUse,
+  };
+  Mode mode = Mode::kAuto;
+  uint64_t bytes = 0;  // that weights may take; 0: a quarter of the memory that is free (all of it for kWhole)
+};
+
+// What SynthMemory::bytes is where it is 0 and weights are made on use.
+uint64_t default_synth_memory();
+
 // Movable; owns the mappings, so every view dies with it.
 class Checkpoint {
  public:
   // A folder with config.json and safetensors (single or sharded), or "synth:NAME?key=value&…" (model/synth.h), made in
   // memory. Bad input when anything about the files is wrong (all of it is listed by inspect); missing tensors are
   // found by linear() and by inspect. Tensors of MTP layers are left out.
-  static Result<Checkpoint> open(const std::string& spec);
+  static Result<Checkpoint> open(const std::string& spec, const SynthMemory& memory = {});
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -84,11 +99,15 @@ class Checkpoint {
   Result<LinearWeight> linear(std::string_view module) const;
   const std::vector<StoredTensor>& tensors() const;
   int64_t mtp_tensors() const;  // how many were left out
+  // Who makes the weights when they are used; null: they are all there. Before a view's bytes are read, it must have
+  // been asked for them (OnDemandWeights::need).
+  OnDemandWeights* on_demand() const;
   std::string spec() const;
 
   // Sharing with another process without reading anything again: the descriptors to pass on (owned by this object, and
   // close-on-exec), and what attach() needs besides: a short text. attach() maps the same memory; it takes no
   // ownership, and the descriptors may be closed afterwards. Internal error when they are not those of the manifest.
+  // Weights made on use have no descriptors: each process makes its own, within the same budget.
   std::vector<int> descriptors() const;
   std::string manifest() const;
   static Result<Checkpoint> attach(const std::string& manifest, const std::vector<int>& descriptors);
@@ -101,7 +120,7 @@ class Checkpoint {
  private:
   struct State;
   static Result<Checkpoint> open_folder(const std::string& folder);
-  static Result<Checkpoint> open_synth(const std::string& spec);
+  static Result<Checkpoint> open_synth(const std::string& spec, const SynthMemory& memory);
   explicit Checkpoint(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

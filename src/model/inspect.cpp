@@ -186,6 +186,11 @@ class Inspector {
       out_.skipped_bytes += item.bytes;
       return false;
     }
+    const WeightRange range{item.view.data, item.bytes};
+    if (const Status there = need_weights({&range, 1}); !there) {
+      out_.notes.push_back(there.error().message);
+      return false;
+    }
     out_.scanned_tensors += 1;
     out_.scanned_bytes += item.bytes;
     return true;

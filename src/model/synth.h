@@ -57,6 +57,16 @@ std::vector<SafetensorsEntry> synth_tensors(const SynthModel& model);
 // end; returns the header's bytes.
 std::string lay_out(std::vector<SafetensorsEntry>& entries);
 
+// How the bytes of a tensor come from its stream (base/rng.h), for whoever makes them elsewhere (model/synth_simd.h,
+// kernels/cuda_synth.h). kOther: small tensors, and embeddings with a zero row: generate() alone knows.
+struct SynthRecipe {
+  enum class Kind : uint8_t { kCodes, kBlockScales, kNormals, kOther };
+  Kind kind = Kind::kOther;
+  uint64_t key = 0;
+  float spread = 0;  // kNormals
+};
+SynthRecipe synth_recipe(const SynthModel& model, const SafetensorsEntry& tensor);
+
 // Writes bytes [first, first + out.size()) of a tensor. `first` is a multiple of kSynthGrain; so is the size, but for
 // the end.
 inline constexpr uint64_t kSynthGrain = 64;

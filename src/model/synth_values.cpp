@@ -11,6 +11,7 @@
 #include "base/cpus.h"
 #include "base/rng.h"
 #include "model/synth.h"
+#include "model/synth_simd.h"
 
 namespace faultline {
 namespace {
@@ -25,10 +26,6 @@ constexpr float kNvfp4Range = 6.0f * 448.0f;
 // Largest activation seen over some thousand tokens: of a normed row, and of silu(gate) * up.
 constexpr float kNormedAmax = 6.0f;
 constexpr float kSwigluAmax = 10.0f;
-
-// e4m3 codes of block scales: 1.125 to 1.75 times 2^6, 2^7, 2^8 and their like, never a bare power of two. 16 of them.
-constexpr std::array<uint8_t, 16> kBlockScaleCodes = {0x6D, 0x6E, 0x6F, 0x71, 0x72, 0x73, 0x74, 0x75,
-                                                      0x76, 0x77, 0x79, 0x7A, 0x7B, 0x7C, 0x7D, 0x7E};
 
 // Root mean square of a value before the global scale: uniform e2m1 codes times uniform block scale codes. (Uniform
 // codes are what a normal distribution of 2.9 code units rounds to: each magnitude is as likely as the next.)
@@ -61,27 +58,29 @@ float scalar_value(const SynthModel& model, const std::string& name, const Count
   return static_cast<float>(1.0 / (std::sqrt(columns) * rms_before_global())) * around_one(rng, kGlobalScaleReach);
 }
 
-// Each 8 bytes are one block of 16 codes.
+// A part of a tensor that begins and ends in units of `unit` bytes: `fill(first unit, units, to)` makes whole units;
+// the last one may be cut.
+template <class Fill>
+void fill_units(uint64_t unit, uint64_t first, std::span<std::byte> out, const Fill& fill) {
+  const uint64_t whole = out.size() / unit;
+  auto* to = reinterpret_cast<uint8_t*>(out.data());
+  fill(first / unit, whole, to);
+  const uint64_t rest = out.size() - whole * unit;
+  if (rest == 0) return;
+  std::array<uint8_t, kSynthGrain> last;
+  fill(first / unit + whole, uint64_t{1}, last.data());
+  std::memcpy(to + whole * unit, last.data(), rest);
+}
+
 void fill_codes(const CounterRng& rng, uint64_t first, std::span<std::byte> out) {
   constexpr uint64_t kBlockBytes = 8;
-  for (uint64_t at = 0; at < out.size(); at += kBlockBytes) {
-    const uint64_t block = (first + at) / kBlockBytes;
-    uint64_t codes = rng.bits(block);
-    // A block's largest magnitude defines its scale, so it is 6 somewhere.
-    codes |= uint64_t{7} << (4 * (rng.bits(~block) >> 60));
-    std::memcpy(out.data() + at, &codes, std::min<uint64_t>(kBlockBytes, out.size() - at));
-  }
+  fill_units(kBlockBytes, first, out,
+             [&](uint64_t block, uint64_t blocks, uint8_t* to) { synth_code_blocks(rng.key(), block, blocks, to); });
 }
 
 void fill_block_scales(const CounterRng& rng, uint64_t first, std::span<std::byte> out) {
-  constexpr uint64_t kPerHash = 16;  // 4 bits each
-  uint64_t bits = 0;
-  for (uint64_t at = 0; at < out.size(); ++at) {
-    const uint64_t i = first + at;
-    if (i % kPerHash == 0 || at == 0) bits = rng.bits(i / kPerHash) >> (4 * (i % kPerHash));
-    out[at] = std::byte{kBlockScaleCodes[bits & 15]};
-    bits >>= 4;
-  }
+  fill_units(kBlockScaleCodes.size(), first, out,
+             [&](uint64_t group, uint64_t groups, uint8_t* to) { synth_scale_groups(rng.key(), group, groups, to); });
 }
 
 struct Affine {
@@ -100,6 +99,10 @@ Affine plain_values(const SafetensorsEntry& tensor) {
 
 void fill_bf16(const CounterRng& rng, Affine values, uint64_t first, std::span<std::byte> out) {
   const uint64_t begin = first / sizeof(Bf16);
+  if (values.middle == 0) {
+    synth_normals(rng.key(), begin, out.size() / sizeof(Bf16), values.spread, reinterpret_cast<uint16_t*>(out.data()));
+    return;
+  }
   for (uint64_t i = 0; i < out.size() / sizeof(Bf16); ++i) {
     const Bf16 value = to_bf16(values.middle + values.spread * rng.normal(begin + i));
     std::memcpy(out.data() + i * sizeof(Bf16), &value, sizeof value);
@@ -149,6 +152,20 @@ void generate(const SynthModel& model, const SafetensorsEntry& tensor, uint64_t 
       break;
   }
   check_failed("synthetic models have no such dtype", __FILE__, __LINE__);
+}
+
+SynthRecipe synth_recipe(const SynthModel& model, const SafetensorsEntry& tensor) {
+  using Kind = SynthRecipe::Kind;
+  SynthRecipe recipe{Kind::kOther, CounterRng(model.seed, tensor.name).key(), 0};
+  if (tensor.dtype == Dtype::kU8) recipe.kind = Kind::kCodes;
+  if (tensor.dtype == Dtype::kF8E4M3) recipe.kind = Kind::kBlockScales;
+  if (tensor.dtype != Dtype::kBF16) return recipe;
+  const Affine values = plain_values(tensor);
+  const bool zero_row = model.zero_row >= 0 && tensor.name == "model.embed_tokens.weight";
+  if (values.middle != 0 || zero_row) return recipe;
+  recipe.kind = Kind::kNormals;
+  recipe.spread = values.spread;
+  return recipe;
 }
 
 void generate_all(const SynthModel& model, const std::vector<SafetensorsEntry>& tensors, std::byte* file) {

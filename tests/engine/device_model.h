@@ -13,7 +13,9 @@ namespace faultline {
 
 class DeviceModel {
  public:
-  DeviceModel(const std::string& spec, const std::string& device) : checkpoint_(opened(spec)) {
+  DeviceModel(const std::string& spec, const std::string& device, const SynthMemory& memory = {},
+              uint64_t gpu_bytes = 0)
+      : checkpoint_(opened(spec, memory)) {
     auto loaded = load_weights(checkpoint_);
     REQUIRE(loaded);
     host_ = std::move(*loaded);
@@ -22,7 +24,7 @@ class DeviceModel {
     device_ = std::move(*made);
     mirror_ = std::make_unique<HostMirror>(*device_);
     if (!device_->is_cuda()) return;
-    auto uploaded = DeviceWeights::upload(*device_, checkpoint_);
+    auto uploaded = DeviceWeights::upload(*device_, checkpoint_, gpu_bytes);
     REQUIRE(uploaded);
     uploaded_.emplace(std::move(*uploaded));
     auto placed = uploaded_->to_device(host_);
@@ -33,10 +35,12 @@ class DeviceModel {
 
   const ModelWeights& weights() const { return device_->is_cuda() ? on_device_ : host_; }
   HostMirror& mirror() { return *mirror_; }
+  const Checkpoint& checkpoint() const { return checkpoint_; }
+  const DeviceWeights& uploaded() const { return *uploaded_; }
 
  private:
-  static Checkpoint opened(const std::string& spec) {
-    auto checkpoint = Checkpoint::open(spec);
+  static Checkpoint opened(const std::string& spec, const SynthMemory& memory) {
+    auto checkpoint = Checkpoint::open(spec, memory);
     REQUIRE(checkpoint);
     return std::move(*checkpoint);
   }

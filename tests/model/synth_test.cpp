@@ -12,6 +12,7 @@
 #include "fixtures.h"
 #include "model/checkpoint.h"
 #include "model/expected.h"
+#include "model/synth_simd.h"
 
 using namespace faultline;
 using fixtures::mentions;
@@ -380,5 +381,26 @@ TEST_CASE("writing stops cleanly and refuses what it cannot do") {
     REQUIRE(write_synth(*dense, folder / "a", static_cast<int64_t>(count), go_on));
     CHECK(fixtures::shard_paths(folder / "a").size() == count);
     CHECK(Checkpoint::open(folder / "a"));
+  }
+}
+
+TEST_CASE("the vector loops give the values of the counter stream, from any position and to any length") {
+  const CounterRng rng(7, "a tensor");
+  for (const uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{123'456'789}, uint64_t{1} << 40}) {
+    for (const uint64_t count : {1, 2, 15, 16, 17, 67}) {
+      std::vector<uint8_t> codes(count * 8), scales(count * 16);
+      std::vector<uint16_t> normals(count);
+      synth_code_blocks(rng.key(), first, count, codes.data());
+      synth_scale_groups(rng.key(), first, count, scales.data());
+      synth_normals(rng.key(), first, count, 0.3f, normals.data());
+      for (uint64_t i = 0; i < count; ++i) {
+        uint64_t block = 0;
+        std::memcpy(&block, codes.data() + i * 8, 8);
+        REQUIRE(block == (rng.bits(first + i) | uint64_t{7} << (4 * (rng.bits(~(first + i)) >> 60))));
+        for (uint64_t j = 0; j < 16; ++j)
+          REQUIRE(scales[i * 16 + j] == kBlockScaleCodes[(rng.bits(first + i) >> (4 * j)) & 15]);
+        REQUIRE(normals[i] == to_bf16(0.3f * rng.normal(first + i)).bits);
+      }
+    }
   }
 }
