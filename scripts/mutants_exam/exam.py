@@ -149,18 +149,20 @@ def sampled(numbers, seen):
 
 
 def run(program, rows, seen, jobs, seconds, out):
-    """Examines the mutants whose outputs differ: first which are found, then who is named. Results in the folder `out`
-    are not made again. Returns both, by mutant."""
-    end = time.monotonic() + seconds
+    """Examines the mutants whose outputs differ: first which are found, in half of the time at most, then who is named.
+    Results in the folder `out` are not made again. Returns both, by mutant."""
+    start = time.monotonic()
     program = str(program)
 
-    def step(examine, numbers, path):
+    def step(examine, numbers, path, end):
         done = known(path)
         run_all(examine, [n for n in sampled(numbers, seen) if n not in done], jobs, end, path)
         return {n: r for n, r in known(path).items() if n in seen}
 
     differ = [n for n, s in seen.items() if s["outcome"] == "differs"]
-    found = step(lambda n, folder: find(program, rows, n, seen[n]["differs"], folder), differ, out / "found.jsonl")
+    found = step(lambda n, folder: find(program, rows, n, seen[n]["differs"], folder), differ, out / "found.jsonl",
+                 start + seconds / 2)
     failing = [n for n, f in found.items() if not FAILURES.isdisjoint(f["reference"].values())]
-    convicted = step(lambda n, folder: convict(program, rows, n, found[n], folder), failing, out / "convicted.jsonl")
+    convicted = step(lambda n, folder: convict(program, rows, n, found[n], folder), failing, out / "convicted.jsonl",
+                     start + seconds)
     return found, convicted

@@ -120,6 +120,7 @@ class Encoder {
                     {"provenance", provenance_name(op_.kernel->provenance)},
                     {"program", FAULTLINE_VERSION},
                     {"device", source_.device},
+                    {"tolerance", {{"atol", op_.kernel->tolerance.atol}, {"rtol", op_.kernel->tolerance.rtol}}},
                     {"attributes", attributes},
                     {"pass",
                      {{"phase", pass_phase_name(info.phase)},

@@ -3,9 +3,9 @@
 // File: the embedded tensors (every input that is no weight, contiguous; small weights), and a "__metadata__" of texts:
 //   format   "faultline-capsule"
 //   schema   "1"
-//   capsule  JSON: op, kind, kernel (name, provenance; program and device that ran it), attributes,
-//            the pass (phase, step, live counts), operands in the kind's order, the violation, model, plant, seed;
-//            "alone" where the op does not break alone as it did in its run
+//   capsule  JSON: op, kind, kernel (name, provenance; program and device that ran it), tolerance,
+//            attributes, the pass (phase, step, live counts), operands in the kind's order, the violation, model,
+//            plant, seed; "alone" where the op does not break alone as it did in its run
 //   xxh64    of the JSON text and the data behind the header, against bit rot and careless edits
 // Weights that are not embedded are named, with the part of the tensor that the op sees and a checksum of the whole
 // tensor. A file holds no code; it is somebody else's input and is parsed as such.
@@ -65,6 +65,7 @@ struct CapsuleWeight {
 };
 
 struct Capsule {
+  std::shared_ptr<const Kernel> kernel;  // the registered one, held to the tolerance that the file names
   Op op;  // outputs have shapes and no memory of their own: replay_alone() writes to scratch
   PassInfo info;
   Violation violation;

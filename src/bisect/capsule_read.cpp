@@ -181,11 +181,12 @@ class Parser {
     const std::string kernel = fields.text("kernel");
     const std::string program = fields.has("program") ? "faultline " + fields.text("program") : "an older faultline";
     FAULTLINE_TRY_STATUS(problem());
-    op.kernel = find_kernel(kind, kernel);
-    if (op.kernel == nullptr)
+    const Kernel* registered = find_kernel(kind, kernel);
+    if (registered == nullptr)
       return cannot_run("{}: {} ran on kernel '{}' of kind '{}' in {}; this program ({}) has none of that name", where_,
                         op.name, kernel, kind, program, FAULTLINE_VERSION);
     op.kind = &op_kind(kind);
+    take_kernel(*registered, fields);
     read_attributes(fields.object("attributes"));
     read_pass(fields.object("pass"));
     capsule_.configuration = fields.text("configuration");
@@ -212,6 +213,18 @@ class Parser {
     FAULTLINE_TRY_STATUS(problem());
     op.model_attributes = op.attributes;  // the kernel's own contract: its settings are not on trial
     return {};
+  }
+
+  // The contract is the file's: a program that allows its kernel more is no reason to pass.
+  void take_kernel(const Kernel& registered, const Fields& fields) {
+    auto kernel = std::make_shared<Kernel>(registered);
+    if (fields.has("tolerance")) {
+      const Fields tolerance = fields.object("tolerance");
+      kernel->tolerance = Tolerance{tolerance.real("atol"), tolerance.real("rtol")};
+      if (!(kernel->tolerance.atol >= 0 && kernel->tolerance.rtol >= 0)) tolerance.fail("must not be negative");
+    }
+    capsule_.op.kernel = kernel.get();
+    capsule_.kernel = std::move(kernel);
   }
 
   void read_attributes(const Fields& fields) {

@@ -471,3 +471,17 @@ TEST_CASE("a capsule of a kernel that is not here names the program that wrote i
   REQUIRE(error.message.find("in faultline 9.9.9") != std::string::npos);
   REQUIRE(refused([](auto& json) { json["alone"] = {{"broken", 1}, {"runs", 0}}; }).kind == ErrorKind::kBadInput);
 }
+
+TEST_CASE("a capsule is held to the tolerance that it was written with", "[capsule]") {
+  const std::string bytes =
+      failing("wrong_value@op=layers.0.mlp.down_proj", packed_config(), "mismatch", op_kind("linear_w4a4").name);
+  const auto broken = [&](double atol) {
+    auto capsule = parse_capsule(edited(bytes, [&](auto& json) { json["tolerance"]["atol"] = atol; }), "test");
+    REQUIRE(capsule.has_value());
+    if (!capsule->weights.empty()) REQUIRE(bind_weights(*capsule, checkpoint()).has_value());
+    return replayed(*capsule, true).has_value();
+  };
+  REQUIRE(broken(1e-4));
+  REQUIRE(!broken(1e9));
+  REQUIRE(refused([](auto& json) { json["tolerance"]["rtol"] = -1; }).kind == ErrorKind::kBadInput);
+}
