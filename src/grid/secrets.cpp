@@ -69,11 +69,10 @@ void redact_words(std::vector<ShellWord>& words) {
       // "--env=HF_TOKEN=…" has a name within the value.
       const std::string value = word.text.substr(equals + 1);
       const size_t inner = value.find('=');
-      if (flag ? flag_takes_secret(name) : name_tells(name))
-        word.text = redacted_value(name);
-      else if (inner != std::string::npos && name_tells(std::string_view(value).substr(0, inner)))
+      const bool inner_tells = inner != std::string::npos && name_tells(std::string_view(value).substr(0, inner));
+      if (inner_tells)
         word.text = redacted_value(name + "=" + value.substr(0, inner));
-      else if (is_token(value))
+      else if (is_token(value) || (flag ? flag_takes_secret(name) : name_tells(name)))
         word.text = redacted_value(name);
       continue;
     }
