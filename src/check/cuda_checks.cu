@@ -1,7 +1,7 @@
 // The check kernels and their launches. A refused launch stays the runtime's last error: the device's wait() finds it.
 #include <cuda_runtime.h>
 
-#include "check/cuda_check_rows.cuh"
+#include "check/cuda_checks.cuh"
 
 namespace faultline::device_checks {
 namespace {
@@ -9,18 +9,13 @@ namespace {
 constexpr int kBlocksAnSm = 4;  // bounds the registers, so that a launch is one wave (multiprocessors() x this)
 
 __global__ void __launch_bounds__(kThreads, kBlocksAnSm)
-    poison_kernel(const __grid_constant__ Context context, int32_t first_block, int32_t group) {
-  run_poison(context, first_block, group);
+    work_kernel(const __grid_constant__ Context context, const __grid_constant__ Launch launch) {
+  run_work(context, launch);
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksAnSm)
-    check_kernel(const __grid_constant__ Context context, int32_t first_block, int32_t group) {
-  run_check(context, first_block, group);
-}
-
-__global__ void __launch_bounds__(kIndexThreads)
-    check_indices_kernel(const __grid_constant__ Context context, int32_t first_block, int32_t group) {
-  run_check_indices(context, first_block, group);
+__global__ void __launch_bounds__(kThreads)
+    check_indices_kernel(const __grid_constant__ Context context, const __grid_constant__ Launch launch) {
+  run_check_indices(context, launch);
 }
 
 __global__ void live_kernel(Live* live, Live value) {
@@ -35,19 +30,27 @@ cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
+void start(void (*kernel)(Context, Launch), const Context& context, const Launch& launch, void* stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream_of(stream);
+  config.attrs = &attribute;
+  config.numAttrs = launch.dependent ? 1 : 0;
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, context, launch));
+}
+
 }  // namespace
 
-void launch_poison(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream) {
-  poison_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(stream)>>>(context, first_block, group);
+void launch_work(const Context& context, const Launch& launch, void* stream) {
+  start(work_kernel, context, launch, stream);
 }
 
-void launch_check(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream) {
-  check_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(stream)>>>(context, first_block, group);
-}
-
-void launch_check_indices(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream) {
-  check_indices_kernel<<<static_cast<unsigned>(blocks), kIndexThreads, 0, stream_of(stream)>>>(context, first_block,
-                                                                                               group);
+void launch_check_indices(const Context& context, const Launch& launch, void* stream) {
+  start(check_indices_kernel, context, launch, stream);
 }
 
 void launch_set_live(Live* live, int64_t tokens, int64_t requests, uint64_t pass, void* stream) {

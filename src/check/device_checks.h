@@ -1,18 +1,23 @@
 // The contract checks of a pass, on the GPU: what screening does inside a CUDA graph.
 //
-// A group (a layer, the head, the sampler) gets one launch that poisons its outputs and one that checks them; index
-// tensors get a small one right behind their op, before a consumer can die of them. All of it is put together once a
-// pass (tables in device memory); the launches allocate nothing and wait for nothing, so they can be captured. Live
-// counts, lengths, slots and page tables are read from device memory at run time.
+// Between a group (a layer, the head, the sampler) and the next one there is one launch that checks the outputs of the
+// first and poisons those of the second. Index tensors get a small launch right behind their op, before a consumer can
+// die of them: ranges and tails; whether an entry stands twice or belongs to another request is asked with the group.
+// All of it is put together once a pass (tables in device memory); the launches allocate nothing and wait for nothing,
+// so they can be captured. Live counts, lengths, slots and page tables are read from device memory at run time.
 //
 // The semantics are those of the host's checks (poison.h, inspect.h), with these differences:
 //   * Code bytes (FP4 codes, e4m3 codes of caches): one run over a pseudo-random poison that depends on address and
-//   pass,
-//     instead of two runs over two constants. What is reported is an aligned 8-byte word that still holds its poison
-//     (false alarm: 2^-64 a word); pieces shorter than such a word are left to conviction.
+//     pass, instead of two runs over two constants. What is reported is an aligned 8-byte word that still holds its
+//     poison (false alarm: 2^-64 a word); pieces shorter than such a word are left to conviction.
 //   * e4m3 block scales are poisoned with 0xFF, a NaN that no conversion instruction makes.
 //   * The float parts of packed rows and index pages (scales, rope) get the float sentinels.
 //   * Of a tensor whose rows have lengths, the live columns and kTailMargin more are poisoned.
+//   * Of large tensors (sparse_from_bytes) one sector of 32 bytes in each 1024 is poisoned, in every pass another one:
+//     an unwritten tile, or row of 2 KiB, is found; of what is smaller, a part.
+//   * A large tensor whose faults show in a later output of its group (sums and products of every element of it) is
+//     looked at in those sectors only. Where they are sound and the later outputs are finite, so is the tensor; where
+//     not, all of it is looked at before anything is poisoned.
 //   * Once a group has broken, later groups of the pass are not looked at (the host stops there).
 // Layout conflicts, scalar scales of the checkpoint and references are not this file's business.
 #pragma once
@@ -38,9 +43,8 @@ struct GuardedBuffer {
 struct DeviceCheckOptions {
   bool full = true;    // otherwise `checks: finite`: finite values and probability rows only
   bool poison = true;  // sentinels are laid and looked for
-  // Of a tensor of floats or integers of at least so many bytes one sector of 32 bytes in each line of 128 is poisoned,
-  // in every pass another one: what is left unwritten is then found by line, and the count is of what was poisoned.
-  int64_t sparse_from_bytes = 8 << 20;
+  // Tensors of at least so many bytes are poisoned in samples, and the count of what is unwritten is of those.
+  int64_t sparse_from_bytes = 16 << 20;
   // Where records and marks go: host memory and its address on the device. Null: memory of its own.
   DeviceCheckPage* page = nullptr;
   std::byte* page_on_device = nullptr;
@@ -67,11 +71,14 @@ class DeviceChecks {
   // Begins a pass: how many rows are real. Not to be captured (a graph reads what this wrote).
   void set_live(const LiveCounts& live);
 
-  // Each enqueues one launch, or none where there is nothing to do. poison() marks the group as begun; check() of the
-  // last group marks it as done.
+  // Each enqueues its launches, or none where there is nothing to do. poison() marks the group as begun, and comes
+  // first in a pass; check() of the last group marks it as done.
   void poison(int group);
   void check(int group);
-  // The index outputs of ops [begin, end) in one launch; right behind the op.
+  // check() of a group and poison() of the one that follows it: one launch, where no block would poison what another
+  // one still reads.
+  void check_and_poison(int group, int next);
+  // Ranges and tails of the index outputs of ops [begin, end), in one launch; right behind the op.
   void check_indices(int op) { check_indices(op, op + 1); }
   void check_indices(int begin, int end);
   bool has_indices(int op) const;

@@ -10,11 +10,12 @@
 namespace faultline::device_checks {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kIndexThreads = 1024;  // of an index check: a row of 2048 entries, its owner's slots
 inline constexpr int kVectorBytes = 16;
 inline constexpr int kVectorsAThread = 4;  // loads in flight
 inline constexpr int kChunkVectors = kThreads * kVectorsAThread;
 inline constexpr int kChunkBytes = kChunkVectors * kVectorBytes;
+inline constexpr int kSectorBytes = 32;            // what memory writes at once
+inline constexpr int kPieceBytes = 1024;           // of a large tensor one sector in each is poisoned
 inline constexpr int64_t kTailMargin = 128;        // columns or rows past the live ones that are poisoned as well
 inline constexpr int kWindowBits = 128 * 1024;     // of the bitmaps of an index check: slots that are looked at at once
 inline constexpr int kLargestPage = 2048;          // slots a page, for the bitmap of the slots written
@@ -38,6 +39,9 @@ enum class TaskKind : uint8_t {
   kCanaries
 };
 
+// What a block does with its part of a task. kBoth: checks it, then poisons the same bytes for the next group.
+enum class Work : uint8_t { kCheck, kPoison, kBoth };
+
 // How the elements of a tensor lie: one run; rows that are walked chunk by chunk; short pieces, many of which make a
 // chunk (of whole vectors, or of elements where alignment forbids vectors).
 enum class Walk : uint8_t { kFlat, kRows, kVectors, kElements };
@@ -51,8 +55,9 @@ struct Integers {
   int64_t stride = 1;
 };
 
-struct Task {
+struct alignas(kVectorBytes) Task {
   TaskKind kind = TaskKind::kMark;
+  Work work = Work::kCheck;
   Walk walk = Walk::kFlat;
   RowRule rule = RowRule::kAll;
   uint8_t element_bytes = 1;
@@ -61,7 +66,8 @@ struct Task {
   bool tail = false, unique = false;  // IndexRule::minus_one_tail, unique
   bool by_words = false;              // kSlots: every piece of a slot is aligned words of 4 bytes
   bool resets = false;                // kMark: the pass's first group
-  bool sparse = false;                // only a sector of each line is poisoned
+  bool sparse = false;                // one sector of each piece is poisoned
+  bool implied = false;               // sparse: only those sectors are looked at at first
   SlotFormat format = SlotFormat::kF32;
   int32_t op = 0;
   int32_t operand = 0;
@@ -91,8 +97,8 @@ struct Task {
   // kSlots, kNeighbours
   Integers slots;
   int64_t capacity = 0, page_size = 1, latent = 0, rope = 0, row_bytes = 0, stride_bytes = 0;
-  uint64_t* sums = nullptr;  // one a listed slot and part of its page
-  int32_t split = 1;         // parts of a page
+  uint64_t* sums = nullptr;  // one a listed slot and part of its page; kProbabilities: a RowSum a row
+  int32_t split = 1;         // parts of a page; kProbabilities: of a row
   int32_t unit = 1;          // bytes that are looked at at once: 16, 4 or 1
 
   // kCanaries: pairs of addresses (before, after)
@@ -106,6 +112,13 @@ struct Live {
   uint64_t pass = 0;
 };
 
+// What the parts of a probability row have come to so far. Zero bytes are the start.
+struct RowSum {
+  double sum;
+  uint32_t hit;    // an entry that is no probability
+  uint32_t parts;  // that are done
+};
+
 // Which records a task has; zero bytes are the start.
 struct TaskState {
   uint32_t lock;
@@ -116,6 +129,7 @@ struct TaskState {
 struct Account {
   int32_t records;  // taken
   int32_t broken;   // INT32_MAX - the first broken group; 0: none
+  int32_t suspect;  // the same of the first group in which a sample of an implied tensor was bad
 };
 
 // The page's device address and everything the kernels keep account in.
@@ -129,10 +143,19 @@ struct Context {
   void* page = nullptr;     // DeviceCheckPage
 };
 
-// One launch each. `first_block` is the launch's place in task_of_block.
-void launch_poison(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream);
-void launch_check(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream);
-void launch_check_indices(const Context& context, int32_t first_block, int32_t blocks, int32_t group, void* stream);
+// A slice of task_of_block, and which groups it is about.
+struct Launch {
+  int32_t first_block = 0;
+  int32_t blocks = 0;
+  int32_t group = 0;       // that is checked
+  int32_t next = 0;        // that is poisoned
+  bool if_broken = false;  // only where the group has broken, or is suspect
+  bool dependent = false;  // may be brought in while the kernel before it still runs
+};
+
+// One launch each.
+void launch_work(const Context& context, const Launch& launch, void* stream);
+void launch_check_indices(const Context& context, const Launch& launch, void* stream);
 void launch_set_live(Live* live, int64_t tokens, int64_t requests, uint64_t pass, void* stream);
 void launch_mark(void* page, int32_t number, bool is_op, bool done, const Live* live, void* stream);
 void clear(void* memory, size_t bytes, void* stream);

@@ -43,7 +43,7 @@ class StreamRunner {
   // Gives ops [begin, end) to the stream.
   void eager(int begin, int end) {
     for (int i = begin; i < end && !stopped(); ++i) {
-      if (begins_group(i)) begin_group(i);
+      if (i == 0 && checks_ != nullptr) checks_->poison(group(0));
       launch(i);
       if (!stopped() && ends_group(i)) end_group(i);
     }
@@ -58,19 +58,21 @@ class StreamRunner {
 
  private:
   bool stopped() const { return outcome_.fault.has_value() || !outcome_.violations.empty(); }
-  bool begins_group(int i) const { return i == 0 || pass_.group[static_cast<size_t>(i - 1)] != group(i); }
   bool ends_group(int i) const { return i + 1 == count_ || pass_.group[static_cast<size_t>(i + 1)] != group(i); }
   int group(int i) const { return pass_.group[static_cast<size_t>(i)]; }
 
-  void begin_group(int i) {
-    if (checks_ == nullptr) return;
-    checks_->poison(group(i));
-  }
-
+  // Checks the group, and lays the poison of the one after it.
   void end_group(int i) {
+    const bool last = i + 1 == count_;
+    const bool look = hooks_.on_layer && pass_.ops[static_cast<size_t>(i)].layer >= 0;
+    if (checks_ != nullptr && !look && !last) {
+      checks_->check_and_poison(group(i), group(i + 1));
+      return;
+    }
     if (checks_ != nullptr) checks_->check(group(i));
-    const int layer = pass_.ops[static_cast<size_t>(i)].layer;
-    if (hooks_.on_layer && layer >= 0 && wait(i)) hooks_.on_layer(pass_, info_, layer);
+    if (!look || !wait(i)) return;
+    hooks_.on_layer(pass_, info_, pass_.ops[static_cast<size_t>(i)].layer);
+    if (checks_ != nullptr && !last) checks_->poison(group(i + 1));
   }
 
   void launch(int i) {

@@ -53,10 +53,11 @@ class DeviceFixture {
     IndexRule rule;
   };
   // Adds an op to the list, on both sides.
-  int op(int group, const std::vector<Operand>& operands, const Attributes& attributes = {}, bool reference = false) {
+  int op(int group, const std::vector<Operand>& operands, const Attributes& attributes = {}, bool reference = false,
+         const char* name = "made up") {
     kinds_.emplace_back();
     OpKind& kind = kinds_.back();
-    kind.name = "made up";
+    kind.name = name;
     for (const Operand& operand : operands) kind.operands.push_back(operand.spec);
     for (const bool on_device : {false, true}) {
       Op made;
@@ -322,6 +323,11 @@ inline DeviceFixture::Operand cache_output(const TensorView& cache, const CacheG
   Region region;
   region.slots_operand = slots_operand;
   return {OperandSpec{"cache", Direction::kOut, Content::kCache, region, {}, false}, cache, geometry, {}};
+}
+
+inline DeviceFixture::Operand output_of(const TensorView& view, Content content = Content::kValues, Region region = {},
+                                        IndexRule rule = {}) {
+  return {OperandSpec{"out", Direction::kOut, content, region, {}, false}, view, {}, rule};
 }
 
 inline DeviceFixture::Operand plain_input(const TensorView& view) {
