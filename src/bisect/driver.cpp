@@ -12,13 +12,16 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "bisect/convict.h"
+#include "base/text.h"
+#include "bisect/assume_fixed.h"
 #include "bisect/findings_of_run.h"
 #include "bisect/held_weights.h"
+#include "bisect/limit_search.h"
 #include "bisect/line_experiment.h"
 #include "bisect/plant.h"
 #include "bisect/run_directory.h"
 #include "bisect/search.h"
+#include "bisect/search_run.h"
 #include "device/device.h"
 #include "grid/axes.h"
 #include "grid/shape.h"
@@ -30,7 +33,6 @@ namespace {
 
 constexpr int64_t kPageSize = 64;
 constexpr double kDefaultTimeoutSeconds = 60;
-constexpr size_t kAdaptiveRowsARound = 16;
 constexpr std::string_view kFlags = "command line";
 
 Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
@@ -40,6 +42,9 @@ Status apply_overrides(const BisectOptions& options, Experiment& experiment) {
   if (!options.checks.empty()) experiment.checks = options.checks;
   if (!options.strategy.empty()) experiment.strategy = options.strategy;
   if (!options.plants.empty()) experiment.plant = options.plants;
+  experiment.compare_outputs = experiment.compare_outputs || options.compare_outputs;
+  experiment.assume_fixed.insert(experiment.assume_fixed.end(), options.assume_fixed.begin(),
+                                 options.assume_fixed.end());
   if (options.repeats) experiment.repeats = *options.repeats;
   if (options.seed) experiment.seed = *options.seed;
   if (options.time_limit) experiment.time_limit = options.time_limit;
@@ -94,63 +99,33 @@ std::string hash_text(const std::string& text) {
 struct Run {
   PreparedExperiment prepared;
   Grid grid;
-  std::vector<ScreenRow> rows;  // all passes
+  std::vector<ScreenRow> rows;  // that were screened, of all passes
   std::vector<Localized> localized;
   SearchResult search;
+  SearchCoverage coverage;
 };
-
-// The rows of the unplanted pass, by the experiment's strategy.
-Status screen_unplanted(Run& run, Session& session) {
-  const PreparedExperiment& p = run.prepared;
-  const auto rows_of = [&](const std::vector<GridRow>& grid) {
-    return screen_rows(p.experiment, grid, *p.profile, p.target, p.shape, "");
-  };
-  if (p.experiment.strategy == "full") {
-    FAULTLINE_TRY(run.rows, rows_of(run.grid.rows));
-    return screen(run.rows, p.experiment, session, "screening");
-  }
-  FAULTLINE_TRY(const std::vector<ScreenRow> all, rows_of(run.grid.rows));
-  std::vector<bool> allowed;
-  allowed.reserve(all.size());
-  for (const ScreenRow& row : all) allowed.push_back(!row.tasks.empty());
-  std::vector<GridRow> chosen;
-  for (const size_t i : covering_rows(run.grid.rows, allowed)) chosen.push_back(run.grid.rows[i]);
-  FAULTLINE_TRY(run.rows, rows_of(chosen));
-  FAULTLINE_TRY_STATUS(screen(run.rows, p.experiment, session, "screening pairs"));
-  if (p.experiment.strategy == "pairs") return {};
-  // adaptive: one factor at a time from a failing row toward a passing one, until every axis is settled.
-  AxisChoices choices;
-  for (const RequestedAxis& axis : p.experiment.axes) choices[axis.name] = axis.values;
-  while (!session.interrupted() && !session.out_of_time()) {
-    const std::vector<AxisValues> wanted = rows_to_run_next(search_rows(run.rows), choices, kAdaptiveRowsARound);
-    std::vector<GridRow> next;
-    for (const GridRow& row : run.grid.rows)
-      if (std::find(wanted.begin(), wanted.end(), row.axes) != wanted.end()) next.push_back(row);
-    if (next.empty()) return {};
-    FAULTLINE_TRY(std::vector<ScreenRow> more, rows_of(next));
-    FAULTLINE_TRY_STATUS(screen(more, p.experiment, session, "one factor at a time"));
-    std::move(more.begin(), more.end(), std::back_inserter(run.rows));
-  }
-  return {};
-}
 
 Status execute(Run& run, Session& session, const RunDirectory& directory) {
   const PreparedExperiment& p = run.prepared;
-  FAULTLINE_TRY_STATUS(screen_unplanted(run, session));
-  std::vector<GridRow> screened;
-  for (const ScreenRow& row : run.rows) screened.push_back(row.grid);
-  std::vector<ScreenRow> planted;
-  for (const std::string& plant : p.experiment.plant) {
-    FAULTLINE_TRY(std::vector<ScreenRow> rows,
-                  screen_rows(p.experiment, screened, *p.profile, p.target, p.shape, plant));
-    std::move(rows.begin(), rows.end(), std::back_inserter(planted));
+  std::vector<GridPass> passes;
+  passes.push_back({"", {}, {}});
+  for (const std::string& plant : p.experiment.plant) passes.push_back({plant, {}, {}});
+  for (GridPass& pass : passes) {
+    FAULTLINE_TRY(pass.rows, screen_rows(p.experiment, run.grid.rows, *p.profile, p.target, p.shape, pass.plant));
   }
-  if (!planted.empty()) FAULTLINE_TRY_STATUS(screen(planted, p.experiment, session, "planted"));
-  std::move(planted.begin(), planted.end(), std::back_inserter(run.rows));
+  FAULTLINE_TRY_STATUS(screen_passes(passes, p.experiment, session));
+  std::vector<SearchRow> searched;
+  for (const GridPass& pass : passes) {
+    const std::vector<ScreenRow> outcomes = pass.outcomes();
+    run.rows.insert(run.rows.end(), outcomes.begin(), outcomes.end());
+    const std::vector<SearchRow> rows = search_rows(pass);
+    searched.insert(searched.end(), rows.begin(), rows.end());
+  }
+  run.coverage = coverage_of(passes.front(), p.experiment.strategy);
   SearchOptions options;
   options.checks = p.experiment.checks;
-  run.search = search(search_rows(run.rows), options);
-  FAULTLINE_TRY(run.localized, convict(suspicions_of(run.rows), session, directory.path()));
+  run.search = search(searched, options);
+  FAULTLINE_TRY(run.localized, convict_all(suspicions_of(run.rows), session, directory.path()));
   return {};
 }
 
@@ -186,6 +161,17 @@ Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Sess
   outcome.directory = directory.path();
   outcome.findings = findings_of_run(run.prepared, run.rows, run.localized, run.search);
   outcome.findings.run_directory = directory.path();
+  outcome.findings.coverage = run.coverage;
+  if (const std::string open = open_sentence(run.coverage); !open.empty())
+    outcome.findings.next_experiments.push_back(open);
+  outcome.findings.assume_fixed = run.prepared.experiment.assume_fixed;
+  if (const std::string options = assume_fixed_options(run.localized); !options.empty())
+    outcome.findings.next_experiments.insert(
+        outcome.findings.next_experiments.begin(),
+        fmt::format(
+            "A run ends at its first broken contract, so what lies behind it in the rows that fail is not known. "
+            "To see it, put a reference in its place: faultline bisect {}{}",
+            shell_word(directory.file("experiment.yaml")), options));
   FAULTLINE_TRY(const nlohmann::json record, directory.read_run_json());
   for (const auto& [key, value] : record.items())
     if (value.is_string()) outcome.findings.environment[key] = value.get<std::string>();
@@ -236,6 +222,18 @@ Result<PreparedExperiment> prepare(Experiment experiment, const BisectOptions& o
 Status plants_fit(const Experiment& experiment, const std::string& device) {
   for (const std::string& plant : experiment.plant) FAULTLINE_TRY_STATUS(check_plant_device(plant, device != "cpu"));
   return {};
+}
+
+// Before anything runs: that each name of `assume_fixed` means something in some row.
+Status check_assumptions(const PreparedExperiment& p, const Grid& grid, const Checkpoint& checkpoint) {
+  if (p.experiment.assume_fixed.empty()) return {};
+  std::vector<AxisValues> configurations;
+  for (const GridRow& row : grid.rows) {
+    const ResolvedConfiguration resolved = resolve(row.axes, *p.profile, p.target, p.shape);
+    if (can_run(resolved, p.experiment.run_unsupported)) configurations.push_back(resolved.resolved);
+  }
+  FAULTLINE_TRY(const ModelWeights weights, load_weights(checkpoint));
+  return check_assume_fixed(p.experiment.assume_fixed, configurations, weights);
 }
 
 // The tool's first error becomes part of what the run came to.
@@ -325,6 +323,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   FAULTLINE_TRY_STATUS(plants_fit(experiment, options.device));
   FAULTLINE_TRY(run.grid, expand_grid(experiment));
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(experiment.model));
+  FAULTLINE_TRY_STATUS(check_assumptions(run.prepared, run.grid, checkpoint));
 
   const std::string canonical = write_experiment(experiment);
   std::map<std::string, TaskResult> known;
@@ -409,6 +408,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
     return outcome;
   }
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(p.experiment.model));
+  FAULTLINE_TRY_STATUS(check_assumptions(p, grid, checkpoint));
   SessionOptions settings = session_options(options, p.experiment);
   std::optional<SanitizerRun> sanitizer;
   if (!options.sanitize.empty()) {
@@ -420,6 +420,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
   }
   Session session(&checkpoint, std::move(settings), nullptr, {});
   FAULTLINE_TRY_STATUS(screen(rows, p.experiment, session, "replay"));
+  if (p.experiment.compare_outputs && !sanitizer) FAULTLINE_TRY_STATUS(compare_outputs(rows, session, "replay"));
   outcome.result = rows.front().outcome;
   if (id.empty()) outcome.result.id = p.experiment.name;  // a case file is named after its row
   if (sanitizer) {

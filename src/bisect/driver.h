@@ -26,6 +26,8 @@ struct BisectOptions {
   // Each overrides what the experiment says.
   std::string model, profile, arch, checks, strategy;
   std::vector<std::string> plants;
+  bool compare_outputs = false;
+  std::vector<std::string> assume_fixed;  // besides what the experiment says
   std::optional<int64_t> repeats;
   std::optional<uint64_t> seed;
   std::optional<double> time_limit;

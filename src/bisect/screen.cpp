@@ -52,6 +52,7 @@ WorkerTask screening_task(const ScreenRow& row, const Experiment& experiment, co
   task.plant = row.plant;
   task.probes = plan;
   task.seed = experiment.seed;
+  task.assume_fixed = experiment.assume_fixed;
   task.options.repeat = repeat;
   return task;
 }

@@ -32,7 +32,7 @@ bool known_unplanted(const SearchRow& planted, const std::string& signature, con
 
 State state_of(const SearchRow& row, const std::string& signature, int64_t last_order) {
   if (row.status == RowStatus::kPasses) return State::kAbsent;
-  if (row.status == RowStatus::kUntestable) return State::kUnknown;
+  if (row.status != RowStatus::kFails) return State::kUnknown;
   if (row.signature == signature) return State::kFailsFirst;
   if (shows(row, signature)) return State::kFailsLater;
   if (row.complete) return State::kAbsent;
@@ -91,7 +91,7 @@ class Combiner {
       if (view_.states[other] == State::kAbsent) return Flip::kVanishes;
       if (view_.fails(other)) {
         result = Flip::kPersists;
-      } else if (result == Flip::kUnknown && table_.row(other).status == RowStatus::kUntestable &&
+      } else if (result == Flip::kUnknown && table_.row(other).status != RowStatus::kFails &&
                  resolve_alike(table_.row(row), table_.row(other), table_.axis(a))) {
         result = Flip::kAlike;
       }

@@ -4,8 +4,8 @@
 //
 // The words. A *row* is one configuration of one pass (the unplanted pass, or that of one plant). For one signature S a
 // row *fails* (S is its first violation, or a later one), shows S *absent* (it passed, or failed first at a later point
-// than S does), or is *unknown*: guard, unsupported, skipped, or masked by another, earlier failure. Unknown is never
-// evidence.
+// than S does), or is *unknown*: guard, unsupported, skipped, not run, or masked by another, earlier failure. Unknown
+// is never evidence.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace faultline {
 
-enum class RowStatus : uint8_t { kPasses, kFails, kUntestable };
+enum class RowStatus : uint8_t { kPasses, kFails, kUntestable, kNotRun };  // kNotRun: could be
 
 struct SearchRow {
   std::string id;
@@ -65,13 +65,5 @@ struct SearchResult {
 
 // Rows of all passes, in grid order. Ids are unique.
 SearchResult search(const std::vector<SearchRow>& rows, const SearchOptions& options = {});
-
-// Every value that each axis may take, in the experiment's order.
-using AxisChoices = std::map<std::string, std::vector<std::string>>;
-
-// One factor at a time, for strategy `adaptive`: configurations that are not in `rows` yet, each of which differs from
-// a failing row of the unplanted pass in one axis; toward its nearest passing row first. At most `limit`. Empty: every
-// axis of every combination is settled, or has no value left to try.
-std::vector<AxisValues> rows_to_run_next(const std::vector<SearchRow>& rows, const AxisChoices& choices, size_t limit);
 
 }  // namespace faultline

@@ -23,7 +23,7 @@ struct Pair {
 };
 
 bool tested(const SearchRow& row) {
-  return row.status != RowStatus::kUntestable;
+  return row.status == RowStatus::kPasses || row.status == RowStatus::kFails;
 }
 
 // Pairs of rows that differ in axis `a` alone and of which both resolutions are known.
@@ -174,101 +174,4 @@ std::vector<Workaround> workarounds_of(const Table& table, const SignatureView& 
 }
 
 }  // namespace search_detail
-
-namespace {
-
-using search_detail::AxisSet;
-using search_detail::Combination;
-using search_detail::Table;
-
-// The passing row nearest to a failing one, as its axis values. Empty where none passes.
-AxisValues nearest_passing(const Table& table, size_t bad) {
-  size_t best = table.rows();
-  for (size_t row = 0; row < table.rows(); ++row) {
-    if (table.row(row).status != RowStatus::kPasses) continue;
-    if (best == table.rows() || table.distance(bad, row) < table.distance(bad, best)) best = row;
-  }
-  return best == table.rows() ? AxisValues{} : table.row(best).axes;
-}
-
-// Values to try for one axis of a failing row: the passing row's first, then the others.
-std::vector<std::string> trial_values(const std::string& axis, const AxisValues& failing, const AxisValues& passing,
-                                      const std::vector<std::string>& choices) {
-  std::vector<std::string> values;
-  const auto toward = passing.find(axis);
-  const std::string& current = failing.at(axis);
-  if (toward != passing.end() && toward->second != current) values.push_back(toward->second);
-  for (const std::string& choice : choices) {
-    if (choice != current && std::find(values.begin(), values.end(), choice) == values.end()) values.push_back(choice);
-  }
-  return values;
-}
-
-class Proposals {
- public:
-  Proposals(const std::vector<SearchRow>& rows, size_t limit) : limit_(limit) {
-    for (const SearchRow& row : rows) {
-      if (row.plant.empty()) known_.push_back(row.axes);
-    }
-  }
-  bool full() const { return result_.size() >= limit_; }
-  // Proposes the first of `values` that was not run yet; false where all were.
-  bool try_one(AxisValues base, const std::string& axis, const std::vector<std::string>& values) {
-    for (const std::string& value : values) {
-      base[axis] = value;
-      if (std::find(known_.begin(), known_.end(), base) != known_.end()) continue;
-      if (!full() && std::find(result_.begin(), result_.end(), base) == result_.end()) result_.push_back(base);
-      return true;
-    }
-    return false;
-  }
-  std::vector<AxisValues> take() { return std::move(result_); }
-
- private:
-  size_t limit_;
-  std::vector<AxisValues> known_;
-  std::vector<AxisValues> result_;
-};
-
-}  // namespace
-
-std::vector<AxisValues> rows_to_run_next(const std::vector<SearchRow>& rows, const AxisChoices& choices, size_t limit) {
-  Proposals proposals(rows, limit);
-  std::vector<SearchRow> unplanted;
-  std::copy_if(rows.begin(), rows.end(), std::back_inserter(unplanted),
-               [](const SearchRow& row) { return row.plant.empty(); });
-  const std::vector<search_detail::Pass> passes = search_detail::passes_of(unplanted);
-  if (passes.empty()) return {};
-  const search_detail::Pass& pass = passes.front();
-  const Table& table = pass.table;
-
-  for (const search_detail::SignatureView& view : search_detail::signatures_of(pass, nullptr)) {
-    for (const Combination& combination : search_detail::combinations_of(table, view)) {
-      const AxisValues& failing = table.row(combination.row).axes;
-      const AxisValues passing = nearest_passing(table, combination.row);
-      std::vector<std::string> open;
-      for (const auto& [axis, values] : choices) {
-        if (failing.count(axis) == 0) continue;
-        size_t a = 0;
-        while (a < table.axes() && table.axis(a) != axis) ++a;
-        // An axis that no row has varied yet is open as well.
-        if (a == table.axes() ? values.size() > 1 : combination.untested[a]) open.push_back(axis);
-      }
-      // The change that leads to a row known to pass tells most.
-      std::stable_partition(open.begin(), open.end(), [&](const std::string& axis) {
-        const auto toward = passing.find(axis);
-        return toward != passing.end() && toward->second != failing.at(axis);
-      });
-      bool any = false;
-      for (const std::string& axis : open) {
-        if (proposals.full()) return proposals.take();
-        any = proposals.try_one(failing, axis, trial_values(axis, failing, passing, choices.at(axis))) || any;
-      }
-      // One combination at a time: settled, it usually explains the signature's other rows too.
-      if (any) break;
-    }
-  }
-  return proposals.take();
-}
-
 }  // namespace faultline

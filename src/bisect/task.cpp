@@ -101,31 +101,40 @@ nlohmann::json to_json(const ProbePlan& plan) {
 }
 
 nlohmann::json to_json(const RunOptions& options) {
-  return {{"op_by_op", options.op_by_op},
-          {"serialize_all", options.serialize_all},
-          {"serialize", options.serialize},
-          {"reference", options.reference},
-          {"kernel_limit", options.kernel_limit},
-          {"eager", options.eager},
-          {"refresh", options.refresh},
-          {"repair_scales", options.repair_scales},
-          {"only_probe", options.only_probe},
-          {"repeat", options.repeat},
-          {"capsule", options.capsule}};
+  nlohmann::json json = {{"op_by_op", options.op_by_op},
+                         {"serialize_all", options.serialize_all},
+                         {"serialize", options.serialize},
+                         {"reference", options.reference},
+                         {"kernel_limit", options.kernel_limit},
+                         {"eager", options.eager},
+                         {"refresh", options.refresh},
+                         {"repair_scales", options.repair_scales},
+                         {"only_probe", options.only_probe},
+                         {"repeat", options.repeat},
+                         {"capsule", options.capsule}};
+  // Keys of runs without these stay as they are.
+  if (options.spec_from >= 0) json["spec_from"] = options.spec_from;
+  if (!options.spec_ops.empty()) json["spec_ops"] = options.spec_ops;
+  if (options.spec_others) json["spec_others"] = true;
+  if (options.outputs) json["outputs"] = true;
+  return json;
 }
 
 }  // namespace
 
 nlohmann::json to_json(const WorkerTask& task) {
-  return {{"id", task.id},
-          {"purpose", task.purpose},
-          {"resolved", task.resolved},
-          {"checks", task.checks},
-          {"plant", task.plant},
-          {"device", task.device},
-          {"probes", to_json(task.probes)},
-          {"seed", task.seed},
-          {"options", to_json(task.options)}};
+  nlohmann::json json = {{"id", task.id},
+                         {"purpose", task.purpose},
+                         {"resolved", task.resolved},
+                         {"checks", task.checks},
+                         {"plant", task.plant},
+                         {"device", task.device},
+                         {"probes", to_json(task.probes)},
+                         {"seed", task.seed},
+                         {"options", to_json(task.options)}};
+  // Keys of runs without it stay as they are.
+  if (!task.assume_fixed.empty()) json["assume_fixed"] = task.assume_fixed;
+  return json;
 }
 
 std::string WorkerTask::key() const {
@@ -145,6 +154,7 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   read.read("checks", task.checks);
   read.read("plant", task.plant);
   read.read("seed", task.seed);
+  if (read.child("assume_fixed") != nullptr) read.read("assume_fixed", task.assume_fixed);
   FAULTLINE_TRY_STATUS(read.status("task"));
   const nlohmann::json* probes = read.child("probes");
   const nlohmann::json* options = read.child("options");
@@ -173,6 +183,10 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   run.read("only_probe", task.options.only_probe);
   run.read("repeat", task.options.repeat);
   if (run.child("capsule") != nullptr) run.read("capsule", task.options.capsule);
+  if (run.child("spec_from") != nullptr) run.read("spec_from", task.options.spec_from);
+  if (run.child("spec_ops") != nullptr) run.read("spec_ops", task.options.spec_ops);
+  if (run.child("spec_others") != nullptr) run.read("spec_others", task.options.spec_others);
+  if (run.child("outputs") != nullptr) run.read("outputs", task.options.outputs);
   FAULTLINE_TRY_STATUS(run.status("task options"));
   return task;
 }
@@ -260,23 +274,25 @@ Result<Violation> violation_from_json(const nlohmann::json& json) {
 nlohmann::json to_json(const TaskResult& result) {
   nlohmann::json settings = nlohmann::json::array();
   for (const Violation& setting : result.settings) settings.push_back(to_json(setting));
-  return {{"verdict", result.verdict},
-          {"message", result.message},
-          {"violation", result.violation ? to_json(*result.violation) : nlohmann::json()},
-          {"settings", settings},
-          {"probe", result.probe},
-          {"probes", result.probes},
-          {"plant_fired", result.plant_fired},
-          {"edges", result.edges},
-          {"edge_kernels", result.edge_kernels},
-          {"launches", result.launches},
-          {"last_kernel_op", result.last_kernel_op},
-          {"last_kernel", result.last_kernel},
-          {"replayed", result.replayed},
-          {"capsule", result.capsule},
-          {"error", result.error},
-          {"bad_input", result.bad_input},
-          {"seconds", result.seconds}};
+  nlohmann::json json = {{"verdict", result.verdict},
+                         {"message", result.message},
+                         {"violation", result.violation ? to_json(*result.violation) : nlohmann::json()},
+                         {"settings", settings},
+                         {"probe", result.probe},
+                         {"probes", result.probes},
+                         {"plant_fired", result.plant_fired},
+                         {"edges", result.edges},
+                         {"edge_kernels", result.edge_kernels},
+                         {"launches", result.launches},
+                         {"last_kernel_op", result.last_kernel_op},
+                         {"last_kernel", result.last_kernel},
+                         {"replayed", result.replayed},
+                         {"capsule", result.capsule},
+                         {"error", result.error},
+                         {"bad_input", result.bad_input},
+                         {"seconds", result.seconds}};
+  if (!result.outputs.empty()) json["outputs"] = result.outputs;
+  return json;
 }
 
 Result<TaskResult> task_result_from_json(const nlohmann::json& json) {
@@ -294,6 +310,7 @@ Result<TaskResult> task_result_from_json(const nlohmann::json& json) {
   read.read("replayed", result.replayed);
   // Not in journals of older versions.
   if (read.child("capsule") != nullptr) read.read("capsule", result.capsule);
+  if (read.child("outputs") != nullptr) read.read("outputs", result.outputs);
   if (read.child("edge_kernels") != nullptr) read.read("edge_kernels", result.edge_kernels);
   read.read("error", result.error);
   read.read("bad_input", result.bad_input);

@@ -29,6 +29,9 @@ struct ProbePlan {
   bool operator==(const ProbePlan&) const = default;
 };
 
+// Of each row of logits, with RunOptions::outputs.
+inline constexpr size_t kSampledLogits = 32;
+
 inline constexpr std::string_view kSettingPrefix = "setting:";
 
 // How a run differs from a plain screening run.
@@ -43,9 +46,15 @@ struct RunOptions {
   int64_t kernel_limit = -1;  // ops launched from this number on run on the reference; -1: none
   bool eager = false;         // cuda_graph off, whatever the row says
   bool repair_scales = false;  // unusable scalar scales of the checkpoint are replaced by 1
-  int64_t only_probe = -1;     // run this probe alone (after capture); -1: all
-  int64_t repeat = 0;          // which repeat this is; only sets tasks apart
-  std::string capsule;  // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
+  // Kernels that run their spec reference (spec_stand_in.h): calls numbered from this on; ops of these patterns, or all
+  // others.
+  int64_t spec_from = -1;
+  std::vector<std::string> spec_ops;
+  bool spec_others = false;
+  bool outputs = false;     // take a sample of every pass's logits along, over tokens that do not hang on them
+  int64_t only_probe = -1;  // run this probe alone (after capture); -1: all
+  int64_t repeat = 0;       // which repeat this is; only sets tasks apart
+  std::string capsule;      // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
 };
 
 struct WorkerTask {
@@ -54,7 +63,8 @@ struct WorkerTask {
   AxisValues resolved;
   std::string checks = "full";
   std::string plant;
-  std::string device = "cpu";  // where the kernels run: cpu, cuda:0
+  std::vector<std::string> assume_fixed;  // whatever the options say: assume_fixed.h
+  std::string device = "cpu";             // where the kernels run: cpu, cuda:0
   ProbePlan probes;
   uint64_t seed = 7;
   RunOptions options;
@@ -77,12 +87,15 @@ struct TaskResult {
   int64_t plant_fired = 0;
   std::vector<std::string> edges;         // ops before the violating one in its pass, whose output it reads first
   std::vector<std::string> edge_kernels;  // theirs
-  int64_t launches = 0;                   // ops launched
+  int64_t launches = 0;                   // ops launched; with outputs: kernels called
   std::string last_kernel_op;             // with a kernel limit: the last op that ran on its kernel
   std::string last_kernel;
   std::string replayed;  // op_by_op: the violating op run again on its recorded inputs: yes, no; empty: not done
   std::string
       capsule;  // what became of the capsule: "yes" (it breaks again), "no", or why there is none; empty: not asked
+  // outputs: kSampledLogits logits as the bits of a float, of every row of each decode step and of the last pass of a
+  // prefill of one prompt (of several, each may end in another pass).
+  std::vector<int64_t> outputs;
   std::string error;  // an Error of the worker's (the task could not be done); verdict is then empty
   bool bad_input = false;
   double seconds = 0;

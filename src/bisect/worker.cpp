@@ -1,10 +1,14 @@
 #include "bisect/worker.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/parallel.h"
+#include "base/rng.h"
+#include "bisect/assume_fixed.h"
 #include "bisect/capsule.h"
 #include "bisect/capsule_run.h"
 #include "bisect/core_dump.h"
@@ -14,6 +18,7 @@
 #include "bisect/probes.h"
 #include "bisect/protocol.h"
 #include "bisect/signature.h"
+#include "bisect/spec_stand_in.h"
 #include "check/compare.h"
 #include "engine/device_weights.h"
 #include "engine/engine.h"
@@ -115,6 +120,11 @@ class TaskRunner {
     FAULTLINE_TRY_STATUS(all_probes());
     if (result_.verdict.empty()) result_.verdict = "pass";
     result_.launches = engine_->state().launches;
+    if (stand_in_ != nullptr) {
+      result_.launches = stand_in_->calls();
+      result_.last_kernel_op = stand_in_->last_op();
+      result_.last_kernel = stand_in_->last_kernel();
+    }
     if (plant_ != nullptr) result_.plant_fired = plant_->fired();
     result_.seconds = monotonic_seconds() - start;
     return std::move(result_);
@@ -137,7 +147,7 @@ class TaskRunner {
       FAULTLINE_TRY(plant_, make_plant(task_.plant, weights_.config));
       plant_->weights(weights_);
     }
-    if (task_.options.repair_scales) repair_scales(weights_);
+    if (task_.options.repair_scales || assumes_weights(task_.assume_fixed)) repair_scales(weights_);
     FAULTLINE_TRY_STATUS(place_weights());
     mark(WorkerPhase::kBuild);
     FAULTLINE_TRY(const CheckLevel checks, check_level(task_.checks));
@@ -150,27 +160,17 @@ class TaskRunner {
     SamplingParams sampling{task_.probes.temperature, task_.probes.top_p};
     EngineHooks hooks;
     hooks.injector = plant_.get();
+    if (task_.options.outputs) {
+      stand_in_ = std::make_unique<SpecStandIn>(task_.options, plant_.get(), *mirror_);
+      hooks.injector = stand_in_.get();
+    }
     hooks.observer = &observer_;
     hooks.op_by_op = task_.options.op_by_op;
     hooks.serialize_all = task_.options.serialize_all;
     hooks.serialize = {task_.options.serialize.begin(), task_.options.serialize.end()};
     hooks.refresh = {task_.options.refresh.begin(), task_.options.refresh.end()};
-    if (task_.options.kernel_limit >= 0)
-      hooks.use_reference = [this](const Op& op, int64_t launch) {
-        if (launch >= task_.options.kernel_limit) return true;
-        result_.last_kernel_op = op.name;
-        result_.last_kernel = op.kernel->name;
-        return false;
-      };
-    if (!task_.options.reference.empty())
-      hooks.use_reference = [this](const Op& op, int64_t) {
-        for (const std::string& pattern : task_.options.reference)
-          if (pattern == op.name || pattern == op_pattern(op.name) ||
-              (pattern.starts_with(kSettingPrefix) &&
-               structural_difference(op) == pattern.substr(kSettingPrefix.size())))
-            return true;
-        return false;
-      };
+    if (task_.options.kernel_limit >= 0 || !task_.options.reference.empty() || !task_.assume_fixed.empty())
+      hooks.use_reference = [this](const Op& op, int64_t launch) { return on_reference(op, launch); };
     if (progress_ != nullptr && device_->is_cuda()) {
       hooks.device_page = &progress_->device_page();
       FAULTLINE_TRY(hooks.device_page_there,
@@ -184,6 +184,21 @@ class TaskRunner {
       take(outcome, -1);
     }
     return {};
+  }
+
+  // Whether a reference stands in the place of the op's kernel.
+  bool on_reference(const Op& op, int64_t launch) {
+    if (assumed_fixed(task_.assume_fixed, op)) return true;
+    if (task_.options.kernel_limit >= 0) {
+      if (launch >= task_.options.kernel_limit) return true;
+      result_.last_kernel_op = op.name;
+      result_.last_kernel = op.kernel->name;
+    }
+    return std::any_of(task_.options.reference.begin(), task_.options.reference.end(), [&](const std::string& pattern) {
+      return pattern == op.name || pattern == op_pattern(op.name) ||
+             (pattern.starts_with(kSettingPrefix) &&
+              structural_difference(op) == pattern.substr(kSettingPrefix.size()));
+    });
   }
 
   // The device, and the weights where its kernels read them.
@@ -259,15 +274,37 @@ class TaskRunner {
     while (!done && !failed) {
       FAULTLINE_TRY(const PassOutcome outcome, engine_->prefill(pointers, options, done));
       failed = take(outcome, index);
+      if (task_.options.outputs && !warmup && !failed) note_outputs(sequences, done && sequences.size() == 1, index);
     }
     if (probe.steps > 0 && !failed && !warmup) mark(WorkerPhase::kDecode, probe.text(), index);
     for (int64_t step = 0; step < probe.steps && !failed; ++step) {
       FAULTLINE_TRY(const PassOutcome outcome, engine_->decode(pointers, options));
       failed = take(outcome, index);
+      if (task_.options.outputs && !warmup && !failed) note_outputs(sequences, true, index);
     }
     for (Sequence& sequence : sequences) engine_->close(sequence);
     ++result_.probes;
     return !failed;
+  }
+
+  // Samples the logits where `complete`, and goes on with tokens that every such run has, whatever was sampled: runs
+  // then differ in what they compute, not in what they are asked.
+  void note_outputs(std::vector<Sequence>& sequences, bool complete, int64_t probe) {
+    const CounterRng columns(task_.seed, "sampled logits");
+    const CounterRng tokens(task_.seed, fmt::format("fixed tokens {}", probe));
+    const auto vocab = static_cast<uint32_t>(weights_.config.vocab_size);
+    const TensorView logits = engine_->host_view(engine_->last_pass().logits);
+    for (size_t row = 0; row < sequences.size(); ++row) {
+      Sequence& sequence = sequences[row];
+      if (static_cast<int64_t>(sequence.tokens.size()) > sequence.prompt)
+        sequence.tokens.back() = static_cast<int32_t>(tokens.below(row << 32 | sequence.tokens.size(), vocab));
+      if (!complete) continue;
+      for (size_t i = 0; i < kSampledLogits; ++i) {
+        const auto column = static_cast<int64_t>(columns.below(i, vocab));
+        const float value = logits.load(static_cast<int64_t>(row) * logits.stride[0] + column);
+        result_.outputs.push_back(std::bit_cast<uint32_t>(value));
+      }
+    }
   }
 
   Violation named(Violation violation, int op_index, int64_t probe) const {
@@ -369,6 +406,7 @@ class TaskRunner {
   const SlabSource& slabs_;
   ModelWeights weights_;
   std::unique_ptr<PlantedFault> plant_;
+  std::unique_ptr<SpecStandIn> stand_in_;  // uses the plant and the mirror
   // In the order in which they are made: what stands on the device ends before it.
   std::unique_ptr<Device> device_;
   std::optional<DeviceWeights> device_weights_;

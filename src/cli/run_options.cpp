@@ -29,6 +29,14 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
   command.add_option("--checks", options.checks, "off, finite, full, reference");
   command.add_option("--strategy", options.strategy, "full, pairs, adaptive");
   command.add_option("--plant", options.plants, "a fault to plant, NAME[@selector]; may be repeated");
+  command
+      .add_option("--assume-fixed", options.assume_fixed,
+                  "an op (mlp.experts.down_proj), kernel or backend (flashmla_kv) to take for mended: a reference "
+                  "stands in its place in every run; may be repeated")
+      ->allow_extra_args(false);
+  command.add_flag(
+      "--compare-outputs", options.compare_outputs,
+      "hold rows that pass to the logits of the same run on references, and find the op where they differ");
   command.add_option_function<std::string>(
       "--repeats", [&options](const std::string& text) { options.repeats = repeats_of(text); },
       "runs of each configuration, or auto: as many as change what is concluded");

@@ -204,6 +204,11 @@ Result<PassOutcome> Engine::capture(int64_t largest, bool greedy_too) {
   return PassOutcome{};
 }
 
+Result<const Pass*> Engine::build(const PassShape& shape) {
+  FAULTLINE_TRY(Pass * pass, pass_for(shape, false));
+  return pass;
+}
+
 Result<Pass*> Engine::pass_for(const PassShape& shape, bool keep) {
   if (keep)
     for (const auto& pass : recorded_)

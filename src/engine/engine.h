@@ -55,6 +55,9 @@ class Engine {
   // run of its own to warm up, then the capture. The outcome is not clean when the warm-up run broke the device.
   Result<PassOutcome> capture(int64_t largest, bool greedy_too);
 
+  // The pass of a shape as it would be run: for looking at, until the next call.
+  Result<const Pass*> build(const PassShape& shape);
+
   // The last pass that ran: its tensors hold what the ops left.
   const Pass& last_pass() const { return *last_; }
   // Its op on the host's views, with the bytes that lie there now.

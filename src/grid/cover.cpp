@@ -85,26 +85,25 @@ class Greedy {
     return std::clamp<size_t>(kWork / once, 1, kMostOrders);
   }
 
+  bool done() const {
+    return std::all_of(candidates_.begin(), candidates_.end(), [&](size_t row) { return gain(row, held_) == 0; });
+  }
+
   // `rank`: among rows that add as much, the lowest goes first.
   std::vector<size_t> select(const std::vector<size_t>& rank) const {
     std::vector<int> held = held_;
-    const auto gain = [&](size_t row) {
-      size_t count = 0;
-      combinations_.visit(row, [&](size_t at) { count += held[at] == 0 ? 1 : 0; });
-      return count;
-    };
     using Entry = std::pair<size_t, size_t>;  // gain, row
     const auto worse = [&](const Entry& a, const Entry& b) {
       return a.first != b.first ? a.first < b.first : rank[a.second] > rank[b.second];
     };
     // Gains only shrink, so a row whose fresh gain still heads the queue is the best one.
     std::priority_queue<Entry, std::vector<Entry>, decltype(worse)> queue(worse);
-    for (const size_t row : candidates_) queue.emplace(gain(row), row);
+    for (const size_t row : candidates_) queue.emplace(gain(row, held), row);
     std::vector<size_t> chosen;
     while (!queue.empty()) {
       const size_t row = queue.top().second;
       queue.pop();
-      const Entry fresh{gain(row), row};
+      const Entry fresh{gain(row, held), row};
       if (fresh.first == 0) continue;
       if (!queue.empty() && worse(fresh, queue.top())) {
         queue.push(fresh);
@@ -119,6 +118,12 @@ class Greedy {
   }
 
  private:
+  size_t gain(size_t row, const std::vector<int>& held) const {
+    size_t count = 0;
+    combinations_.visit(row, [&](size_t at) { count += held[at] == 0 ? 1 : 0; });
+    return count;
+  }
+
   // What an early row was chosen for may all be held by later ones.
   void drop_needless(std::vector<size_t>& chosen, std::vector<int>& held) const {
     const auto needless = [&](size_t row) {
@@ -136,12 +141,21 @@ class Greedy {
   std::vector<size_t> candidates_;
 };
 
-}  // namespace
-
-std::vector<size_t> cover(const std::vector<CodedRow>& rows, const CoverQuery& query) {
+void check_query(const std::vector<CodedRow>& rows, const CoverQuery& query) {
   FAULTLINE_CHECK(query.allowed.size() == rows.size());
   FAULTLINE_CHECK(query.met.empty() || query.met.size() == rows.size());
   FAULTLINE_CHECK(query.strength >= 1 && query.strength <= kMaxStrength);
+}
+
+}  // namespace
+
+bool is_covered(const std::vector<CodedRow>& rows, const CoverQuery& query) {
+  check_query(rows, query);
+  return rows.empty() || Greedy(rows, query).done();
+}
+
+std::vector<size_t> cover(const std::vector<CodedRow>& rows, const CoverQuery& query) {
+  check_query(rows, query);
   if (rows.empty()) return {};
   const Greedy greedy(rows, query);
   std::vector<size_t> rank(rows.size());

@@ -22,4 +22,7 @@ struct CoverQuery {
 // selection counts, and no row of it is needless. The same input gives the same output.
 std::vector<size_t> cover(const std::vector<CodedRow>& rows, const CoverQuery& query);
 
+// Whether nothing would be chosen.
+bool is_covered(const std::vector<CodedRow>& rows, const CoverQuery& query);
+
 }  // namespace faultline

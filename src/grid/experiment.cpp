@@ -38,10 +38,17 @@ class Parser {
   Result<Experiment> parse(std::string_view text) {
     FAULTLINE_TRY(const YamlNode root, parse_yaml(text, where_));
     if (root.is_null()) return bad_input("{}: empty; an experiment needs at least 'axes'", where_);
-    FAULTLINE_TRY_STATUS(read_.map(
-        root, "the experiment",
-        {"name", "model", "profile", "arch", "axes", "rows", "server_args", "exclude", "probes", "checks", "strategy",
-         "repeats", "seed", "plant", "shape_rules", "run_unsupported", "time_limit", "timeout", "memory_limit"}));
+    FAULTLINE_TRY_STATUS(read_.map(root, "the experiment", {"name",         "model",
+                                                            "profile",      "arch",
+                                                            "axes",         "rows",
+                                                            "server_args",  "exclude",
+                                                            "probes",       "checks",
+                                                            "strategy",     "repeats",
+                                                            "seed",         "plant",
+                                                            "assume_fixed", "compare_outputs",
+                                                            "shape_rules",  "run_unsupported",
+                                                            "time_limit",   "timeout",
+                                                            "memory_limit"}));
     const YamlNode* axes = root.find("axes");
     const YamlNode* rows = root.find("rows");
     if (axes == nullptr && rows == nullptr)
@@ -88,6 +95,8 @@ class Parser {
     }
     if (key == "seed") return store(e.seed, read_.integer(node, key, 0, std::numeric_limits<int64_t>::max()));
     if (key == "plant") return parse_plants(node);
+    if (key == "compare_outputs") return store(e.compare_outputs, read_.boolean(node, key));
+    if (key == "assume_fixed") return parse_assume_fixed(node);
     if (key == "shape_rules") return store(e.shape_rules, read_.choice(node, key, {"glm5", "actual"}));
     if (key == "run_unsupported") return store(e.run_unsupported, read_.boolean(node, key));
     if (key == "time_limit") return store(e.time_limit, read_.real(node, key, 1, kMaxSeconds));
@@ -297,6 +306,17 @@ class Parser {
     return {};
   }
 
+  // What the names mean is known once the rows are (bisect/assume_fixed.h).
+  Status parse_assume_fixed(const YamlNode& node) {
+    if (node.is_sequence() && node.items.empty()) return {};
+    FAULTLINE_TRY(const auto items, read_.list(node, "assume_fixed", kMaxValues));
+    for (const YamlNode* item : items) {
+      FAULTLINE_TRY(std::string name, read_.text(*item, "a name of assume_fixed"));
+      experiment_.assume_fixed.push_back(std::move(name));
+    }
+    return {};
+  }
+
   // "512MiB", "2GiB", or bytes.
   Status parse_memory(const YamlNode& node) {
     FAULTLINE_TRY(const std::string text, read_.text(node, "memory_limit"));
@@ -417,6 +437,8 @@ std::string write_experiment(const Experiment& experiment) {
       fmt::format("checks: \"{}\"\nstrategy: {}\nrepeats: {}\nseed: {}\n", experiment.checks, experiment.strategy,
                   experiment.repeats == kAutoRepeats ? "auto" : std::to_string(experiment.repeats), experiment.seed);
   if (!experiment.plant.empty()) text += "plant: " + quoted_list(experiment.plant) + "\n";
+  if (experiment.compare_outputs) text += "compare_outputs: true\n";
+  if (!experiment.assume_fixed.empty()) text += "assume_fixed: " + quoted_list(experiment.assume_fixed) + "\n";
   text += fmt::format("shape_rules: {}\nrun_unsupported: {}\n", experiment.shape_rules, experiment.run_unsupported);
   if (experiment.time_limit) text += fmt::format("time_limit: {}\n", *experiment.time_limit);
   if (experiment.timeout) text += fmt::format("timeout: {}\n", *experiment.timeout);

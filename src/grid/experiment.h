@@ -65,8 +65,10 @@ struct Experiment {
   std::string strategy = "full";  // full, pairs, adaptive
   int64_t repeats = 1;            // of each configuration, or kAutoRepeats
   uint64_t seed = 7;
-  std::vector<std::string> plant;    // "NAME" or "NAME@selector"
-  std::string shape_rules = "glm5";  // glm5: guards as for the full model; actual: as for the model at hand
+  std::vector<std::string> plant;         // "NAME" or "NAME@selector"
+  bool compare_outputs = false;           // rows that pass are held to the logits of the same run on spec references
+  std::vector<std::string> assume_fixed;  // ops, kernels and backends in whose place a reference stands in every run
+  std::string shape_rules = "glm5";       // glm5: guards as for the full model; actual: as for the model at hand
   bool run_unsupported = false;
   std::optional<double> time_limit;     // seconds of the whole run
   std::optional<double> timeout;        // seconds that a worker may go without progress

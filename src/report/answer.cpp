@@ -84,6 +84,11 @@ Text fails_line(const Findings& findings, const Tally& unplanted, const std::vec
   } else {
     text.text("nothing was run");
   }
+  // "of 23 configurations" is not the grid where a strategy chose them.
+  const SearchCoverage& search = findings.coverage;
+  if (search.run < search.runnable)
+    text.text(fmt::format("; {} of the grid's {} were run (strategy {})", search.run,
+                          counted(static_cast<size_t>(search.grid), "row"), search.strategy));
   const std::vector<std::string> plants = plants_of(findings);
   const auto faults =
       std::count_if(plants.begin(), plants.end(), [](const std::string& plant) { return !plant.empty(); });
@@ -279,6 +284,12 @@ Text given_line(const Findings& findings) {
   return text.text(".");
 }
 
+Text assumed_line(const Findings& findings) {
+  Text text;
+  for (const std::string& name : findings.assume_fixed) text.text(text.empty() ? "" : ", ").code(name);
+  return text.text(": a reference stood in its place in every row, so that nothing here is said of it.");
+}
+
 }  // namespace
 
 std::vector<AnswerLine> answer_lines(const Findings& findings) {
@@ -291,6 +302,7 @@ std::vector<AnswerLine> answer_lines(const Findings& findings) {
                                    {"First broken contract", place_line(findings, found, unplanted)},
                                    {"Does not matter", irrelevant_line(findings, found)},
                                    {"Work-around", remedy_line(findings, found)}};
+  if (!findings.assume_fixed.empty()) lines.insert(lines.begin(), {"Assumed fixed", assumed_line(findings)});
   if (!findings.server_args.empty()) lines.insert(lines.begin(), {"The line", given_line(findings)});
   return lines;
 }

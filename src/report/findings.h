@@ -126,11 +126,25 @@ struct Workaround {
   std::string launch_command;  // the server's command line with the changes made, where one was given; else empty
 };
 
+// How the grid was searched, without plants.
+struct SearchCoverage {
+  std::string strategy;  // full, pairs, adaptive; empty: not known
+  int64_t grid = 0;      // rows that the experiment does not exclude
+  int64_t runnable = 0;  // of them, rows that can run here
+  int64_t run = 0;       // of them, rows that ran
+  // Every combination of so many settings, outside the failing combinations found, was in a row that passed. The number
+  // of axes where every row that can run ran.
+  int64_t strength = 0;
+};
+
 struct Findings {
   std::string experiment;
   std::string run_directory;
   // The server's command line that the grid is the neighbourhood of, its row being the first; empty: there is none.
   std::string server_args;
+  SearchCoverage coverage;
+  // Ops, kernels and backends in whose place a reference stood in every row; empty: none.
+  std::vector<std::string> assume_fixed;
   std::vector<std::string> server_args_warnings;  // what the rows do otherwise than that server
   std::vector<ConfigurationResult> configurations;
   std::vector<Localized> localized;  // one a signature; culprit empty where it could not be proven

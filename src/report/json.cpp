@@ -161,6 +161,16 @@ Json to_json(const Workaround& workaround) {
   return out;
 }
 
+Json to_json(const SearchCoverage& coverage) {
+  Json out;
+  out["strategy"] = coverage.strategy;
+  out["grid_rows"] = coverage.grid;
+  out["runnable_rows"] = coverage.runnable;
+  out["rows_run"] = coverage.run;
+  out["strength"] = coverage.strength;
+  return out;
+}
+
 template <class T>
 Json list_json(const std::vector<T>& items) {
   Json list = Json::array();
@@ -367,6 +377,11 @@ void read_workaround(Reader& in, Workaround& out) {
   in.optional("signature", out.signature).optional("launch_command", out.launch_command);
 }
 
+void read_coverage(Reader& in, SearchCoverage& out) {
+  in.required("strategy", out.strategy).required("grid_rows", out.grid).required("runnable_rows", out.runnable);
+  in.required("rows_run", out.run).required("strength", out.strength);
+}
+
 }  // namespace
 
 std::string findings_json(const Findings& findings) {
@@ -379,6 +394,8 @@ std::string findings_json(const Findings& findings) {
     out["server_args"] = findings.server_args;
     out["server_args_warnings"] = findings.server_args_warnings;
   }
+  out["search"] = findings.coverage.strategy.empty() ? Json() : to_json(findings.coverage);
+  if (!findings.assume_fixed.empty()) out["assume_fixed"] = findings.assume_fixed;
   out["configurations"] = list_json(findings.configurations);
   out["localized"] = list_json(findings.localized);
   out["minimal_combinations"] = list_json(findings.minimal_combinations);
@@ -406,6 +423,10 @@ Result<Findings> parse_findings(std::string_view text, std::string_view where) {
   in.required("exit_code", exit_code).optional("experiment", findings.experiment);
   in.optional("run_directory", findings.run_directory).optional("server_args", findings.server_args);
   in.optional("server_args_warnings", findings.server_args_warnings);
+  in.optional("assume_fixed", findings.assume_fixed);
+  std::optional<SearchCoverage> coverage;
+  in.object_or_null("search", coverage, read_coverage, false);
+  findings.coverage = coverage.value_or(SearchCoverage{});
   in.objects("configurations", findings.configurations, read_configuration);
   in.objects("localized", findings.localized, read_localized);
   in.objects("minimal_combinations", findings.minimal_combinations, read_combination);
