@@ -20,6 +20,7 @@ struct PassOutcome {
 struct RunState {
   int64_t launches = 0;  // ops launched since the engine was made (numbers the kernel limit)
   uint64_t seed = 0;
+  bool scales_sound = false;  // the scalar scales of this engine's weights were looked at: they do not change
 };
 
 // Runs the ops of a pass. Stops at the end of the first group (layer) with a violation, or at a fault. On a GPU, below
