@@ -61,8 +61,10 @@ struct Memory {
   static constexpr int kBytes = kScales + kKeys * 4;
 };
 
-// kQuantize: o.q holds queries that are to be made codes.
-template <int kHeadTiles, int kKeyTiles, bool kQuantize>
+// What o.q holds: queries, queries that are to be made codes, or a token's heads as they shall lie in shared memory.
+enum class Queries : uint8_t { kPlain, kToQuantize, kPlaced };
+
+template <int kHeadTiles, int kKeyTiles, Queries kQueries>
 __global__ void __launch_bounds__(kThreads) score_keys(const __grid_constant__ IndexScoresOperands<Bf16> o,
                                                        int tokens_each, float head_scale, float dim_scale) {
   begin_dependent();
@@ -100,7 +102,9 @@ __global__ void __launch_bounds__(kThreads) score_keys(const __grid_constant__ I
         const int head = item / kRowChunks;
         const int chunk = item % kRowChunks;
         const Bf16* const from = q + head * o.q_head_stride + chunk * kVector;
-        if constexpr (kQuantize) {
+        if constexpr (kQueries == Queries::kPlaced) {
+          copy_async(to + static_cast<uint32_t>(item) * 16, q + item * kVector, true);
+        } else if constexpr (kQueries == Queries::kToQuantize) {
           float scale;
           const uint4 codes = quantized(load_bits(from), o.query_ue8m0, scale);
           *reinterpret_cast<uint4*>(memory + (to - base) + place(head, chunk)) = codes;
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) score_keys(const __grid_constant__ I
           copy_async(to + place(head, chunk), from, true);
         }
       }
-      if (!kQuantize && thread < M::kHeads) weights[thread] = head_weights[thread] * head_scale;
+      if (kQueries != Queries::kToQuantize && thread < M::kHeads) weights[thread] = head_weights[thread] * head_scale;
     }
     commit_copies();
   };
@@ -214,7 +218,7 @@ __global__ void __launch_bounds__(kThreads) score_keys(const __grid_constant__ I
   }
 }
 
-// Half a warp a query.
+// Half a warp a query. Codes go where copies of a token's bytes in a row put them in place.
 __global__ void __launch_bounds__(kThreads) quantize_queries(const __grid_constant__ IndexScoresOperands<Bf16> o,
                                                              Bf16* codes, float* weights, float head_scale) {
   begin_dependent();
@@ -227,14 +231,15 @@ __global__ void __launch_bounds__(kThreads) quantize_queries(const __grid_consta
   const uint4 result =
       quantized(load_bits(o.q.data + token * o.q_token_stride + head * o.q_head_stride + at), o.query_ue8m0, scale);
   if (!inside) return;
-  *reinterpret_cast<uint4*>(codes + query * kDim + at) = result;
+  const uint32_t to = place(static_cast<int>(head), at / kVector) / static_cast<uint32_t>(sizeof(Bf16));
+  *reinterpret_cast<uint4*>(codes + token * o.heads * kDim + to) = result;
   if (at == 0) weights[query] = o.head_weights.data[token * o.weight_stride + head] * head_scale * scale;
 }
 
 // Codes and weights of a run of tokens, allocated once a process (its launches share a stream).
 class QuantizedQueries {
  public:
-  static constexpr int64_t kMostQueries = 64 * 1024;
+  static constexpr int64_t kMostQueries = 128 * 1024;  // 34 MB: 4096 tokens of 32 heads
   // Null where there is none: in a capture that comes first, or without memory.
   static QuantizedQueries* get(const LaunchContext& context) {
     static QuantizedQueries queries;
@@ -254,14 +259,14 @@ class QuantizedQueries {
 
 constexpr int64_t kLargestGridY = 65535;
 
-template <int kHeadTiles, int kKeyTiles, bool kQuantize>
+template <int kHeadTiles, int kKeyTiles, Queries kQueries>
 void launch_variant(const LaunchContext& context, const IndexScoresOperands<Bf16>& o, int tokens_each,
                     float head_scale) {
   using M = Memory<kHeadTiles, kKeyTiles>;
   const dim3 grid(static_cast<unsigned>((o.columns + M::kKeys - 1) / M::kKeys),
                   static_cast<unsigned>((o.tokens + tokens_each - 1) / tokens_each));
   const float dim_scale = 1.0f / sqrtf(static_cast<float>(kDim));
-  const auto kernel = score_keys<kHeadTiles, kKeyTiles, kQuantize>;
+  const auto kernel = score_keys<kHeadTiles, kKeyTiles, kQueries>;
   constexpr int kOptIn = 48 * 1024;
   if constexpr (M::kBytes > kOptIn) {
     static const cudaError_t allowed =
@@ -278,13 +283,14 @@ void launch_scores(const LaunchContext& context, const IndexScoresOperands<Bf16>
   constexpr int kKeyTiles = 4;
   const float head_scale = 1.0f / sqrtf(static_cast<float>(o.heads));
   if (o.tokens <= kFewTokens) {
-    const auto launch =
-        o.query_fp8 ? launch_variant<kHeadTiles, kFewKeyTiles, true> : launch_variant<kHeadTiles, kFewKeyTiles, false>;
+    const auto launch = o.query_fp8 ? launch_variant<kHeadTiles, kFewKeyTiles, Queries::kToQuantize>
+                                    : launch_variant<kHeadTiles, kFewKeyTiles, Queries::kPlain>;
     return launch(context, o, 1, head_scale);
   }
-  if (!o.query_fp8) return launch_variant<kHeadTiles, kKeyTiles, false>(context, o, kMostTokens, head_scale);
+  if (!o.query_fp8) return launch_variant<kHeadTiles, kKeyTiles, Queries::kPlain>(context, o, kMostTokens, head_scale);
   const QuantizedQueries* const space = QuantizedQueries::get(context);
-  if (space == nullptr) return launch_variant<kHeadTiles, kFewKeyTiles, true>(context, o, kMostTokens, head_scale);
+  if (space == nullptr)
+    return launch_variant<kHeadTiles, kFewKeyTiles, Queries::kToQuantize>(context, o, kMostTokens, head_scale);
   const int64_t most = QuantizedQueries::kMostQueries / o.heads;
   for (int64_t first = 0; first < o.tokens; first += most) {
     IndexScoresOperands<Bf16> part = o;
@@ -302,7 +308,7 @@ void launch_scores(const LaunchContext& context, const IndexScoresOperands<Bf16>
     part.q_token_stride = o.heads * kDim;
     part.head_weights.data = space->weights;
     part.weight_stride = o.heads;
-    launch_variant<kHeadTiles, kKeyTiles, false>(context, part, kMostTokens, 1.0f);
+    launch_variant<kHeadTiles, kKeyTiles, Queries::kPlaced>(context, part, kMostTokens, 1.0f);
   }
 }
 
