@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/codec.h"
 #include "base/error.h"
 #include "base/parallel.h"
 #include "kernels/matmul_simd.h"
@@ -17,20 +16,10 @@ constexpr int64_t kChunkRows = 32;
 // handing them out costs little.
 constexpr int64_t kPartProducts = int64_t{1} << 21;
 
-struct E4m3Table {
-  float value[256];
-  E4m3Table() : value() {
-    for (int code = 0; code < 256; ++code) value[code] = e4m3_to_float(static_cast<uint8_t>(code));
-  }
-};
-const float* e4m3_values() {
-  static const E4m3Table table;
-  return table.value;
-}
-
+// `factor` is a power of two: exact.
 void scales_to_floats(const uint8_t* scales, int64_t count, float factor, float* out) {
-  const float* value = e4m3_values();
-  for (int64_t i = 0; i < count; ++i) out[i] = value[scales[i]] * factor;
+  e4m3_to_floats(scales, count, out);
+  for (int64_t i = 0; i < count; ++i) out[i] *= factor;
 }
 
 const uint8_t* byte_row(const MatmulWeight& weight, int64_t row) {

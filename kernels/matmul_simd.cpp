@@ -36,16 +36,18 @@ alignas(16) constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2,
 void DecodeE2m1Doubled(const uint8_t* HWY_RESTRICT codes, int64_t columns, int8_t* HWY_RESTRICT out) {
   int64_t column = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::FixedTag<uint8_t, 16> bytes;
-  const auto table = hn::Load(bytes, reinterpret_cast<const uint8_t*>(kDoubled));
-  const auto mask = hn::Set(bytes, uint8_t{0x0F});
+  // Each byte as 16 bits, low nibble in the low half, high nibble in the other; then all through a table of 16.
+  const hn::ScalableTag<uint16_t> pairs;
+  const hn::Repartition<uint8_t, decltype(pairs)> bytes;
+  const hn::Rebind<uint8_t, decltype(pairs)> packed;
+  const auto table = hn::LoadDup128(bytes, reinterpret_cast<const uint8_t*>(kDoubled));
+  const auto nibbles = hn::Set(pairs, uint16_t{0x0F0F});
+  const auto lanes = static_cast<int64_t>(hn::Lanes(bytes));
   auto* to = reinterpret_cast<uint8_t*>(out);
-  for (; column + 2 * kBlock <= columns; column += 2 * kBlock) {
-    const auto packed = hn::LoadU(bytes, codes + column / 2);
-    const auto even = hn::TableLookupBytes(table, hn::And(packed, mask));
-    const auto odd = hn::TableLookupBytes(table, hn::ShiftRight<4>(packed));
-    hn::StoreU(hn::InterleaveLower(bytes, even, odd), bytes, to + column);
-    hn::StoreU(hn::InterleaveUpper(bytes, even, odd), bytes, to + column + kBlock);
+  for (; column + lanes <= columns; column += lanes) {
+    const auto wide = hn::PromoteTo(pairs, hn::LoadU(packed, codes + column / 2));
+    const auto split = hn::And(hn::Or(wide, hn::ShiftLeft<4>(wide)), nibbles);
+    hn::StoreU(hn::TableLookupBytes(table, hn::BitCast(bytes, split)), bytes, to + column);
   }
 #endif
   for (; column < columns; column += 2) {

@@ -145,7 +145,8 @@ class Planner {
 
   void always(Home home, const std::string& reason) {
     for (const auto& [sort, part] : always_)
-      row(std::string(kSortNames[static_cast<size_t>(sort)]), part, home, reason);
+      row(std::string(kSortNames[static_cast<size_t>(sort)]), part, home,
+          sort == Sort::kEmbed ? "a row a token" : reason);
   }
 
   void expert_layers(const std::vector<int64_t>& layers, Home home, const std::string& reason) {
