@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "bisect/plant_table.h"
+#include "grid/plant_spec.h"
 
 namespace faultline {
 namespace {
@@ -101,6 +102,56 @@ void fill_in(PlantSelector& selector, const Target& target, const ModelConfig& c
   if (!selector.graph) selector.graph = target.graph;
 }
 
+Result<std::unique_ptr<PlantedFault>> make_fault(std::string_view spec, const ModelConfig& config) {
+  FAULTLINE_TRY(const Entry* entry, known_entry(spec));
+  FAULTLINE_TRY(PlantSelector selector, selector_of(spec, *entry));
+  if (selector.layer && *selector.layer >= config.num_hidden_layers)
+    return bad_input("plant '{}': there is no layer {}; the model has layers 0 to {}", quotable(spec), *selector.layer,
+                     config.num_hidden_layers - 1);
+  Site site;
+  site.info = &entry->info;
+  site.chosen_op = selector.op || selector.layer;
+  fill_in(selector, entry->target, config);
+  site.selector = std::move(selector);
+  return entry->make(std::move(site));
+}
+
+// Several faults at once. An op that two of them may strike is the first one's.
+class SeveralFaults : public PlantedFault {
+ public:
+  explicit SeveralFaults(std::vector<std::unique_ptr<PlantedFault>> faults) : faults_(std::move(faults)) {}
+
+  KernelResult run(const PassInfo& info, const Op& op, const OpCall& call, bool serialized) override {
+    for (const auto& fault : faults_)
+      if (fault->touches(op)) return fault->run(info, op, call, serialized);
+    return op.kernel->run(call);
+  }
+  void weights(ModelWeights& weights) override {
+    for (const auto& fault : faults_) fault->weights(weights);
+  }
+  bool touches(const Op& op) const override {
+    return std::any_of(faults_.begin(), faults_.end(), [&](const auto& fault) { return fault->touches(op); });
+  }
+  void use_device(Device& device) override {
+    for (const auto& fault : faults_) fault->use_device(device);
+  }
+  int64_t fired() const override {
+    int64_t sum = 0;
+    for (const auto& fault : faults_) sum += fault->fired();
+    return sum;
+  }
+  const PlantInfo& info() const override { return faults_.front()->info(); }
+  std::string where() const override {
+    std::string text = faults_.front()->where();
+    for (size_t i = 1; i < faults_.size(); ++i)
+      text += fmt::format("+{}@{}", faults_[i]->info().name, faults_[i]->where());
+    return text;
+  }
+
+ private:
+  std::vector<std::unique_ptr<PlantedFault>> faults_;
+};
+
 }  // namespace
 
 const std::vector<PlantInfo>& plant_catalogue() {
@@ -140,30 +191,30 @@ const PlantInfo* find_plant(std::string_view spec) {
 }
 
 Result<std::unique_ptr<PlantedFault>> make_plant(std::string_view spec, const ModelConfig& config) {
-  FAULTLINE_TRY(const Entry* entry, known_entry(spec));
-  FAULTLINE_TRY(PlantSelector selector, selector_of(spec, *entry));
-  if (selector.layer && *selector.layer >= config.num_hidden_layers)
-    return bad_input("plant '{}': there is no layer {}; the model has layers 0 to {}", quotable(spec), *selector.layer,
-                     config.num_hidden_layers - 1);
-  Site site;
-  site.info = &entry->info;
-  site.chosen_op = selector.op || selector.layer;
-  fill_in(selector, entry->target, config);
-  site.selector = std::move(selector);
-  return entry->make(std::move(site));
+  std::vector<std::unique_ptr<PlantedFault>> faults;
+  for (const std::string& fault : faults_of(spec)) {
+    FAULTLINE_TRY(std::unique_ptr<PlantedFault> one, make_fault(fault, config));
+    faults.push_back(std::move(one));
+  }
+  if (faults.size() == 1) return std::move(faults.front());
+  return std::make_unique<SeveralFaults>(std::move(faults));
 }
 
 Status check_plant(std::string_view spec) {
-  FAULTLINE_TRY(const Entry* entry, known_entry(spec));
-  FAULTLINE_TRY([[maybe_unused]] const PlantSelector selector, selector_of(spec, *entry));
+  for (const std::string& fault : faults_of(spec)) {
+    FAULTLINE_TRY(const Entry* entry, known_entry(fault));
+    FAULTLINE_TRY([[maybe_unused]] const PlantSelector selector, selector_of(fault, *entry));
+  }
   return {};
 }
 
 Status check_plant_device(std::string_view spec, bool cuda) {
-  FAULTLINE_TRY(const Entry* entry, known_entry(spec));
-  if (entry->info.gpu_only && !cuda)
-    return bad_input("plant '{}': a fault of a GPU, and this run is on the CPU; it needs --device cuda",
-                     quotable(spec));
+  for (const std::string& fault : faults_of(spec)) {
+    FAULTLINE_TRY(const Entry* entry, known_entry(fault));
+    if (entry->info.gpu_only && !cuda)
+      return bad_input("plant '{}': a fault of a GPU, and this run is on the CPU; it needs --device cuda",
+                       quotable(fault));
+  }
   return {};
 }
 

@@ -1,4 +1,5 @@
-// Planted faults: `--plant NAME[@selector]` breaks one thing in a named way, to show that the tool finds it.
+// Planted faults: `--plant NAME[@selector]` breaks one thing in a named way, to show that the tool finds it; `A+B`
+// breaks two things at once.
 //
 // Each stands for a way in which real systems break. A fault is applied where the kernel is called, so that a replay of
 // the op on its recorded inputs meets it as well and the reference does not. It depends on the pass, the op and the

@@ -190,9 +190,9 @@ KernelResult write_into_a_neighbour_slot(Blow& blow) {
   for (int64_t other = page; other < page + geometry.page_size; ++other) {
     if (std::find(written.begin(), written.end(), other) != written.end()) continue;
     return with_output(blow, W::kCache, [&](const TensorView& cache) {
-      // Not what it may hold: a write that is made twice must leave the same.
-      constexpr std::byte kStray{0x5A};
-      cache.data[slot_bytes(geometry, other)[0].begin] = kStray;
+      // Another value each time: a write that is made twice, or replayed, must change it again.
+      std::byte& first = cache.data[slot_bytes(geometry, other)[0].begin];
+      first = static_cast<std::byte>(std::to_integer<unsigned>(first) + 1);
     });
   }
   return blow.miss();

@@ -111,13 +111,11 @@ std::vector<Entry> metadata_entries() {
           .also_seen_as("unwritten")
           .needing("a CUDA graph")
           .on("graph"),
-      kernel_fault({"stale_graph_slots", "GRAPHMETA",
-                    "a graph's replay writes new keys where the step before wrote its own; op by op there is no replay"},
-                   {.layer = Layer::kNone,
-                    .op = "layers.*.self_attn.kv_write",
-                    .phase = PassPhase::kDecode,
-                    .graph = true},
-                   make_stale_graph_slots, "unwritten", kFull, {"sglang#27664", "sglang#15132"})
+      kernel_fault(
+          {"stale_graph_slots", "GRAPHMETA",
+           "a graph's replay writes new keys where the step before wrote its own; op by op there is no replay"},
+          {.layer = Layer::kNone, .op = "layers.*.self_attn.kv_write", .phase = PassPhase::kDecode, .graph = true},
+          make_stale_graph_slots, "unwritten", kFull, {"sglang#27664", "sglang#15132"})
           .also_seen_as("canary")
           .named_at("batch.out_cache_loc")
           .needing("a CUDA graph")

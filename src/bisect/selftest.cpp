@@ -63,7 +63,8 @@ Experiment experiment_of(const Stage& stage, std::string_view checks, const std:
                                              {"nsa_prefill_backend", "flashmla_kv"},
                                              {"nsa_decode_backend", "flashmla_kv"},
                                              {"kv_cache_dtype", "fp8_e4m3"},
-                                             {"moe_runner_backend", "flashinfer_cutlass"}};
+                                             {"moe_runner_backend", "flashinfer_cutlass"},
+                                             {"shared_experts_fusion", "off"}};
   for (const auto& [axis, value] : stage.axes) axes[axis] = value;
   Experiment experiment;
   experiment.name = fmt::format("selftest-{}-{}", stage.name.empty() ? "plain" : stage.name, checks);
@@ -93,6 +94,7 @@ Experiment clean_grid(std::string_view checks, const std::string& model, int64_t
                      {"cuda_graph", {"off", "on"}},
                      {"fp4_gemm_backend", {"flashinfer_cutlass"}},
                      {"moe_runner_backend", {"flashinfer_cutlass", "cutlass"}},
+                     {"shared_experts_fusion", {"off"}},
                      {"sampling_backend", {"flashinfer", "pytorch"}},
                      {"slot_placement", {"shuffled", "high"}},
                      {"batch", {"1", "3"}}};
@@ -168,26 +170,6 @@ std::string culprit_text(const std::string& culprit, const std::string& op) {
 bool never_triggered(const ConfigurationResult& row) {
   return std::any_of(row.notes.begin(), row.notes.end(),
                      [](const std::string& note) { return note.find("never triggered") != std::string::npos; });
-}
-
-// What was convicted under a plant, against what should have been.
-void judge(const PlantInfo& info, const Findings& findings, SelftestEntry& entry) {
-  bool right = false;
-  bool wrong = false;
-  for (const Localized& one : findings.localized) {
-    if (one.plant != info.name) continue;
-    if (one.culprit.empty()) {
-      entry.explanation = one.explanation;
-      continue;
-    }
-    const bool as_expected = one.culprit == info.culprit && glob_matches(info.named_at, one.op);
-    (as_expected ? right : wrong) = true;
-    if (entry.named.empty() || !as_expected) entry.named = culprit_text(one.culprit, one.op);
-  }
-  entry.localized = wrong ? Naming::kWrong : right ? Naming::kRight : Naming::kNone;
-  if (entry.localized != Naming::kNone) entry.explanation.clear();
-  // "unsupported" is no failure: nobody is to be convicted.
-  if (entry.expected.empty() && !wrong && !right) entry.localized = Naming::kRight;
 }
 
 // What this model and device cannot have.
@@ -283,7 +265,7 @@ class Selftest {
         entry.found = entry.triggered &&
                       std::find(info->verdicts.begin(), info->verdicts.end(), row.verdict) != info->verdicts.end();
       }
-      judge(*info, outcome.findings, entry);
+      judge_naming(outcome.findings, info->culprit, info->named_at, entry);
       const auto cost = costs.find(info->name);
       if (cost == costs.end()) continue;
       entry.runs = cost->second.runs;
@@ -345,6 +327,25 @@ std::string_view naming_name(Naming naming) {
       break;
   }
   return "none";
+}
+
+void judge_naming(const Findings& findings, std::string_view culprit, std::string_view op, SelftestEntry& entry) {
+  bool right = false;
+  bool wrong = false;
+  for (const Localized& one : findings.localized) {
+    if (one.plant != entry.name) continue;
+    if (one.culprit.empty()) {
+      entry.explanation = one.explanation;
+      continue;
+    }
+    const bool as_expected = !entry.expected.empty() && one.culprit == culprit && glob_matches(op, one.op);
+    (as_expected ? right : wrong) = true;
+    if (entry.named.empty() || !as_expected) entry.named = culprit_text(one.culprit, one.op);
+  }
+  entry.localized = wrong ? Naming::kWrong : right ? Naming::kRight : Naming::kNone;
+  if (entry.localized != Naming::kNone) entry.explanation.clear();
+  // "unsupported" is no failure: nobody is to be convicted.
+  if (entry.expected.empty() && !wrong) entry.localized = Naming::kRight;
 }
 
 int64_t SelftestReport::found() const {

@@ -47,6 +47,11 @@ struct SelftestEntry {
   double seconds = 0;       // of these runs, one after the other
 };
 
+// Holds what was convicted under an entry's plant against what should have been. `culprit` and `op` (a glob): of the
+// plant; no failure is expected where `entry.expected` is empty.
+struct Findings;
+void judge_naming(const Findings& findings, std::string_view culprit, std::string_view op, SelftestEntry& entry);
+
 // Rows without a fault: everything convicted there is a false alarm.
 struct CleanRows {
   int64_t rows = 0;

@@ -3,6 +3,7 @@
 #include "check/layout.h"
 #include "check/poison.h"
 #include "engine/call_op.h"
+#include "engine/describe.h"
 #include "engine/op_contract.h"
 #include "engine/run_pass.h"
 #include "ops/weights_in_use.h"
@@ -29,9 +30,14 @@ std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, Faul
   call.launch.seed = seed;
   call.launch.log = &log;
   call.checked = true;
+  std::vector<std::pair<int, NeighbourSum>> neighbours;
   for (int o = 0; o < op.arguments.size(); ++o) {
     const OperandSpec& spec = op.kind->operands[static_cast<size_t>(o)];
-    if (is_checked_output(spec) && call.argument(o).present()) poison_output(call, spec, o, 0);
+    if (!is_checked_output(spec) || !call.argument(o).present()) continue;
+    poison_output(call, spec, o, 0);
+    // An op that packs the whole pool anew may write everywhere.
+    if (spec.content == Content::kCache && spec.region.sum_operand < 0)
+      neighbours.emplace_back(o, NeighbourSum(call, spec, o));
   }
   KernelResult result;
   if (op.kernel->provenance == Provenance::kReference)
@@ -39,6 +45,8 @@ std::optional<OpViolation> replay_alone(const Op& op, const PassInfo& info, Faul
   else
     result = run_on_device(device, info, injector, op, call, on_device);
   if (result) return OpViolation{0, result->verdict, {}, "", 0, 1, result->message, false};
+  for (const auto& [o, sum] : neighbours)
+    if (const int64_t page = sum.changed(); page >= 0) return changed_neighbour(o, page);
   if (auto found = check_layouts(op, call, info.live)) return found;
   if (log.count > 0)
     return OpViolation{log.first[0].operand,

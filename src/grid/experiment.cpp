@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "base/yaml.h"
 #include "grid/axes.h"
+#include "grid/plant_spec.h"
 #include "grid/secrets.h"
 
 namespace faultline {
@@ -292,12 +293,15 @@ class Parser {
     FAULTLINE_TRY(const auto items, read_.list(node, "plant", kMaxValues));
     for (const YamlNode* item : items) {
       FAULTLINE_TRY(std::string plant, read_.text(*item, "a plant"));
-      const auto [name, selector] = split_plant(plant);
-      if (name.empty() || (selector.empty() && plant.find('@') != std::string::npos))
-        return read_.error(item->line, fmt::format("'{}' is no plant; write NAME or NAME@selector", quotable(plant)));
-      if (!known_plants_.empty() && std::find(known_plants_.begin(), known_plants_.end(), name) == known_plants_.end())
-        return read_.error(item->line,
-                           fmt::format("unknown plant '{}'{}", quotable(name), suggestion(name, known_plants_)));
+      for (const std::string& fault : faults_of(plant)) {
+        const auto [name, selector] = split_plant(fault);
+        if (name.empty() || (selector.empty() && fault.find('@') != std::string::npos))
+          return read_.error(item->line, fmt::format("'{}' is no plant; write NAME or NAME@selector", quotable(fault)));
+        if (!known_plants_.empty() &&
+            std::find(known_plants_.begin(), known_plants_.end(), name) == known_plants_.end())
+          return read_.error(item->line,
+                             fmt::format("unknown plant '{}'{}", quotable(name), suggestion(name, known_plants_)));
+      }
       Strings& plants = experiment_.plant;
       if (std::find(plants.begin(), plants.end(), plant) != plants.end())
         return read_.error(item->line, fmt::format("the plant '{}' is listed twice", quotable(plant)));

@@ -530,6 +530,21 @@ TEST_CASE("plant specs are parsed strictly", "[plant]") {
   REQUIRE(contains(beyond.error().message, "layers 0 to 3"));
 }
 
+TEST_CASE("two faults at once both strike, and the first of them is seen first", "[plant]") {
+  Fixture fixture("swapped_gate_up+wrong_value", packed_config(CheckLevel::kReference));
+  const Run run = fixture.run();
+  REQUIRE(run.failed.has_value());
+  std::set<std::string> ops;
+  for (const EngineViolation& violation : run.failed->violations) ops.insert(violation.op);
+  REQUIRE(run.failed->violations.front().op == "layers.0.self_attn.o_proj");
+  REQUIRE(ops.count("layers.0.mlp.act_fn") == 1);
+  REQUIRE(fixture.plant().where() == "op=layers.0.mlp.act_fn+wrong_value@op=layers.0.self_attn.o_proj");
+  REQUIRE(contains(check_plant("swapped_gate_up+late_tiel").error().message, "did you mean 'late_tile'"));
+  REQUIRE(!check_plant("swapped_gate_up+").has_value());
+  REQUIRE(!check_plant_device("swapped_gate_up+illegal_access", false).has_value());
+  REQUIRE(check_plant_device("swapped_gate_up+illegal_access", true).has_value());
+}
+
 TEST_CASE("a planted fault says where it strikes, defaults included", "[plant]") {
   const ModelConfig& config = checkpoint().config();
   REQUIRE((*make_plant("late_tile", config))->where() == "op=layers.0.mlp.gate_up_proj,phase=decode,tokens>=2");
