@@ -154,6 +154,12 @@ def run(program, rows, seen, jobs, seconds, out):
     start = time.monotonic()
     program = str(program)
 
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        for name, text in rows.items():
+            verdict = screened(program, text, "reference", Path(folder), 0)
+            if verdict != "pass":
+                raise SystemExit(f"mutants: {name} is {verdict} without a mutation: no row for this exam")
+
     def step(examine, numbers, path, end):
         done = known(path)
         run_all(examine, [n for n in sampled(numbers, seen) if n not in done], jobs, end, path)
