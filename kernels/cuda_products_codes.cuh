@@ -7,37 +7,29 @@
 //
 // The row of x takes one column of the product; the others would be idle. So column n has x of the n-th of the 8 blocks
 // of 16 that four lanes' pieces hold, and zeros else: sums of blocks come out apart, each in a lane that has its scales
-// (of a lane's columns 2t and 2t + 1, the two blocks of its piece). That takes half as many instructions as a
-// multiplication of every decoded pair by its scale.
+// (of a lane's columns 2t and 2t + 1, the two blocks of its piece), and a scale is multiplied once a block.
 #pragma once
 
 #include "kernels/cuda_products.cuh"
 
 namespace faultline::kernels::products {
 
-// The eight magnitudes, twice. The lower ones come out of an instruction that the compiler does not see through: it
-// would write the constant to a register again for every permutation.
-struct CodeBytes {
-  uint32_t lower;
-  __device__ CodeBytes() { asm volatile("mov.b32 %0, 0x03020100;" : "=r"(lower)); }
-
-  // Bytes of four codes, the lowest 16 bits of `codes`: twice the magnitudes of the positive ones, 0 for the others.
-  __device__ uint32_t positive(uint32_t codes) const {
-    constexpr uint32_t kUpper = 0x0C080604u;
-    uint32_t bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(lower), "r"(kUpper), "r"(codes));
-    return bytes;
-  }
-  // Four codes as signed bytes.
-  __device__ uint32_t signed_ones(uint32_t codes) const;
-};
+// Bytes of four codes, the lowest 16 bits of `codes`: twice the magnitudes of the positive ones, 0 for the others.
+__device__ inline uint32_t positive_bytes(uint32_t codes) {
+  constexpr uint32_t kLower = 0x03020100u;
+  constexpr uint32_t kUpper = 0x0C080604u;
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(kLower), "r"(kUpper), "r"(codes));
+  return bytes;
+}
 
 constexpr uint32_t kCodeSigns = 0x88888888u;
 constexpr int kHalfWord = 16;
 
-__device__ inline uint32_t CodeBytes::signed_ones(uint32_t codes) const {
+// Four codes as signed bytes.
+__device__ inline uint32_t signed_bytes(uint32_t codes) {
   constexpr uint32_t kByteSigns = 0x80808080u;
-  return positive(codes) | ((kByteSigns - positive(codes ^ kCodeSigns)) ^ kByteSigns);  // no byte borrows
+  return positive_bytes(codes) | ((kByteSigns - positive_bytes(codes ^ kCodeSigns)) ^ kByteSigns);  // none borrows
 }
 
 __device__ inline void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -75,7 +67,6 @@ struct CodeSums {
   using X = CodesOfRow;
   static constexpr float kUp = 4.0f;  // 2^4 of the scales, over 2 of each code
 
-  CodeBytes bytes;
   float sum[kRowBlocks * 2] = {};  // of rows g, g + 8, g + 16, g + 24: this lane's share
 
   __device__ void add(const Piece<WeightType::kFp4> (&w)[kRowBlocks][2], const X (&x)[kInputs]) {
@@ -84,7 +75,7 @@ struct CodeSums {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int g = lane / 4;
     const int t = lane % 4;
-    const uint32_t own = bytes.signed_ones(x[0].codes);
+    const uint32_t own = signed_bytes(x[0].codes);
     uint32_t b[kChunks][2];
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
@@ -130,8 +121,8 @@ struct CodeSums {
  private:
   // Chunks 2 kWord and 2 kWord + 1 of both blocks of a piece: words kWord and 2 + kWord.
   template <int kWord>
-  __device__ void add_chunks(const Piece<WeightType::kFp4> (&w)[2], const uint32_t (&b)[4][2], int (&positive)[4],
-                             int (&negative)[4]) const {
+  __device__ static void add_chunks(const Piece<WeightType::kFp4> (&w)[2], const uint32_t (&b)[4][2],
+                                    int (&positive)[4], int (&negative)[4]) {
     const uint32_t words[4] = {word<kWord>(w[0].codes), word<kWord>(w[1].codes), word<2 + kWord>(w[0].codes),
                                word<2 + kWord>(w[1].codes)};
 #pragma unroll
@@ -141,8 +132,8 @@ struct CodeSums {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t codes = words[i] >> (half * kHalfWord);
-        above[i] = bytes.positive(codes);
-        below[i] = bytes.positive(codes ^ kCodeSigns);
+        above[i] = positive_bytes(codes);
+        below[i] = positive_bytes(codes ^ kCodeSigns);
       }
       multiply_bytes(positive, above, b[2 * kWord + half][0], b[2 * kWord + half][1]);
       multiply_bytes(negative, below, b[2 * kWord + half][0], b[2 * kWord + half][1]);

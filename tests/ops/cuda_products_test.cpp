@@ -262,6 +262,29 @@ TEST_CASE("the W4A4 product on a GPU agrees with the host and with its spec refe
       }
 }
 
+TEST_CASE("the W4A4 product of one row on a GPU shares long sums over clusters, and a NaN scale reaches all of it",
+          "[gpu]") {
+  if (!cuda_usable(0)) return skipped_without_gpu();
+  const auto device = gpu();
+  Random random(24);
+  for (const bool spoiled : {false, true})
+    for (const Shape& shape : {Shape{{32, 64}, 6144}, Shape{{33}, 1024}, Shape{{1000, 40}, 256}}) {
+      CAPTURE(spoiled, shape.columns);
+      const WeightList weights = weights_of(Precision::kNvfp4, random, shape);
+      const Tensor codes = random_codes(random, 1, shape.columns);
+      Tensor scales = random_scales(random, 1, shape.columns);
+      if (spoiled) scales.view().as<uint8_t>()[shape.columns / 16 - 1] = 0x7F;
+      const Tensor input_scale = scalar(0.0125f);
+      const Tensor out(Dtype::kF32, {1, total(shape.rows)});
+      OpHarness op(LinearW4A4::kName);
+      op.add(codes).add(scales);
+      weights.add_to(op);
+      op.add_list({input_scale.view()}).add(out);
+      require_agreement(*device, op, LinearW4A4::kName, "flashinfer_cutlass", LinearW4A4::kOut, out.view());
+      CHECK(std::isnan(out.at(0)) == spoiled);
+    }
+}
+
 TEST_CASE("expert products on a GPU agree with the host, idle experts and crowded ones included", "[gpu]") {
   if (!cuda_usable(0)) return skipped_without_gpu();
   const auto device = gpu();
