@@ -47,6 +47,9 @@ std::vector<Entry> topk_entries() {
           .on("ragged")
           .keyed(Keys::kNoRow),
   };
+  // On a GPU the consumer of a bad index may die of it before anybody has looked.
+  for (Entry& entry : entries)
+    if (entry.info.verdicts.front() == "bounds") entry = std::move(entry).also_seen_as("illegal-access");
   for (Entry& entry : entries)
     entry.info.needs = entry.info.stage.empty() ? "the DSA indexer" : "the DSA indexer, and prefill by ragged rows";
   return entries;
@@ -122,7 +125,10 @@ std::vector<Entry> metadata_entries() {
           .on("graph")
           .keyed(Keys::kNoRow),
   };
-  for (Entry& entry : entries) entry = std::move(entry).blamed_on("metadata");
+  for (Entry& entry : entries) {
+    entry = std::move(entry).blamed_on("metadata");
+    if (entry.info.verdicts.front() == "bounds") entry = std::move(entry).also_seen_as("illegal-access");
+  }
   entries.push_back(kernel_fault({"wrong_last_row", "GRAPHMETA", "logits are taken of the row before a request's last"},
                                  {.layer = Layer::kNone, .op = "gather_last"}, make_op_fault<take_the_row_before>,
                                  "mismatch", kReference, {"sglang#23037"})
