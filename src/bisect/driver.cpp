@@ -322,7 +322,7 @@ Result<BisectOutcome> run_bisect(const BisectOptions& given) {
   const Experiment& experiment = run.prepared.experiment;
   FAULTLINE_TRY_STATUS(plants_fit(experiment, options.device));
   FAULTLINE_TRY(run.grid, expand_grid(experiment));
-  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(experiment.model));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(experiment.model, options.synth_memory));
   FAULTLINE_TRY_STATUS(check_assumptions(run.prepared, run.grid, checkpoint));
 
   const std::string canonical = write_experiment(experiment);
@@ -407,7 +407,7 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
     outcome.exit_code = ExitCode::kCannotRunHere;
     return outcome;
   }
-  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(p.experiment.model));
+  FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(p.experiment.model, options.synth_memory));
   FAULTLINE_TRY_STATUS(check_assumptions(p, grid, checkpoint));
   SessionOptions settings = session_options(options, p.experiment);
   std::optional<SanitizerRun> sanitizer;

@@ -36,6 +36,7 @@ struct BisectOptions {
   int jobs = 0;
   // Where workers run kernels: auto, cpu, cuda, cuda:N. A resumed run stays where it was unless another is named.
   std::string device{kAnyDevice};
+  SynthMemory synth_memory;  // where the model is a synthetic one
   bool quiet = false;
   std::vector<std::string> arguments;  // argv, for the record
   std::string sanitize;                // replay: the tool of compute-sanitizer to run under; empty: none

@@ -73,14 +73,18 @@ nlohmann::json plan_json(const ResidencyPlan& plan) {
           {"decode_step_bytes", plan.step_bytes}};
 }
 
+SynthMemory::Mode synth_memory_mode(Residency residency) {
+  if (residency == Residency::kHost) return SynthMemory::Mode::kWhole;
+  return residency == Residency::kStream ? SynthMemory::Mode::kOnUse : SynthMemory::Mode::kAuto;
+}
+
 Result<SynthMemory> synth_memory(const ResidencyOptions& options) {
   SynthMemory memory;
   FAULTLINE_TRY(const Residency residency, parse_residency(options.residency));
   if (!options.host_memory.empty()) {
     FAULTLINE_TRY(memory.bytes, parse_bytes(options.host_memory, "--host-memory"));
   }
-  if (residency == Residency::kHost) memory.mode = SynthMemory::Mode::kWhole;
-  if (residency == Residency::kStream) memory.mode = SynthMemory::Mode::kOnUse;
+  memory.mode = synth_memory_mode(residency);
   return memory;
 }
 

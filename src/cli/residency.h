@@ -26,6 +26,7 @@ void add_residency_options(CLI::App& command, ResidencyOptions& options);
 Result<ResidencyPlan> plan_for(const std::string& model, const ResidencyOptions& options, int64_t ranks);
 nlohmann::json plan_json(const ResidencyPlan& plan);
 
+SynthMemory::Mode synth_memory_mode(Residency residency);
 // What they say of weights that this process makes itself. Bad input: a value that is none.
 Result<SynthMemory> synth_memory(const ResidencyOptions& options);
 

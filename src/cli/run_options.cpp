@@ -4,6 +4,7 @@
 #include <charconv>
 #include <fstream>
 
+#include "cli/residency.h"
 #include "grid/secrets.h"
 
 namespace faultline {
@@ -17,6 +18,18 @@ int64_t repeats_of(const std::string& text) {
   if (error != std::errc{} || end != text.data() + text.size() || number < 1)
     throw CLI::ValidationError("--repeats", "a number from 1 up, or auto; not '" + text + "'");
   return number;
+}
+
+SynthMemory::Mode synth_mode(const std::string& text) {
+  const auto residency = parse_residency(text);
+  if (!residency) throw CLI::ValidationError("--residency", residency.error().message);
+  return synth_memory_mode(*residency);
+}
+
+uint64_t memory_of(const std::string& text) {
+  const auto bytes = parse_bytes(text, "--host-memory");
+  if (!bytes) throw CLI::ValidationError("--host-memory", bytes.error().message);
+  return *bytes;
 }
 
 }  // namespace
@@ -48,6 +61,12 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
       "MiB of private memory a worker may use");
   command.add_option("--jobs", options.jobs, "workers at once (0: one a core)")->check(CLI::Range(0, 1024));
   command.add_option("--device", options.device, "where kernels run: auto, cpu, cuda, cuda:N")->capture_default_str();
+  command.add_option_function<std::string>(
+      "--residency", [&options](const std::string& text) { options.synth_memory.mode = synth_mode(text); },
+      "of synthetic weights: auto, host, or stream (each worker makes them when they are used)");
+  command.add_option_function<std::string>(
+      "--host-memory", [&options](const std::string& text) { options.synth_memory.bytes = memory_of(text); },
+      "most of the host's memory that synthetic weights may take, as 8GiB");
   command.add_flag("--quiet", options.quiet, "no status line");
 }
 
