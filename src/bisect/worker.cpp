@@ -143,7 +143,8 @@ class TaskRunner {
     mark(WorkerPhase::kLoad);
     if (checkpoint_.on_demand() != nullptr) set_parallel_threads(usable_cpus());  // it is alone (Session::run)
     FAULTLINE_TRY(weights_, load_weights(checkpoint_));
-    if (!task_.plant.empty() && plant_is_there(task_.plant, task_.seed, task_.options.repeat)) {
+    const uint64_t draw = CounterRng(task_.seed, task_.id).bits(0);  // each configuration draws for itself
+    if (!task_.plant.empty() && plant_is_there(task_.plant, draw, task_.options.repeat)) {
       FAULTLINE_TRY(plant_, make_plant(task_.plant, weights_.config));
       plant_->weights(weights_);
     }

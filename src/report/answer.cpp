@@ -186,6 +186,8 @@ Text place_line(const Findings& findings, const std::vector<const Localized*>& f
   }
   if (main.unchanged.mixed())
     text.text(fmt::format("; {} of {} runs fail", main.unchanged.failures, main.unchanged.runs));
+  if (main.culprit == "ordering")
+    return text.text(" (each op alone is clean; with the first made to wait, so is the run).");
   text.text(fmt::format(" (reproduces alone: {}, necessary: {}).",
                         main.reproduces.empty() ? "unknown" : main.reproduces,
                         main.necessary.empty() ? "unknown" : main.necessary));

@@ -80,9 +80,46 @@ void compose_irrelevant(const Findings& findings, Document& document) {
   document.list(std::move(inert));
 }
 
-void compose_what_to_do(const Findings& findings, Document& document) {
+// What mends a culprit, and whose part that is.
+Text advice_text(const Localized& localized) {
+  const std::string& culprit = localized.culprit;
+  Text text = Text().code(localized.signature).text(": ");
+  if (culprit == "kernel")
+    return text.text("mend ")
+        .code(localized.kernel)
+        .text(localized.capsule.empty() ? ", and replay the case until it is good"
+                                        : ", and replay its capsule until it is good");
+  if (culprit == "layout")
+    return text.text("let the reader take the format that is written, or choose settings that pair the two");
+  if (culprit == "weights") return text.text("put the tensor right: fetch the checkpoint again, or quantize it anew");
+  if (culprit == "metadata")
+    return text.text("look at what fills ").code(localized.op).text(" before the pass, and when");
+  if (culprit == "setting") return text.text("choose the model's own value, or accept that another model is served");
+  if (culprit == "ordering")
+    return text.text("make what follows ")
+        .code(localized.op)
+        .text(" wait until it is done: a missing wait of a dependent launch, or work on two streams without an event");
+  if (culprit.empty()) return text.text("no culprit is proven; the evidence above says what was tried");
+  return text.text("see the evidence above");
+}
+
+void compose_advice(const Findings& findings, bool planted, Document& document) {
+  std::vector<Text> advice;
+  for (const Localized& localized : findings.localized)
+    if (localized.plant.empty() != planted) advice.push_back(advice_text(localized).text("."));
+  if (advice.empty()) return;
+  document.paragraph(planted ? "Were the planted faults real ones, this would mend them:" : "What mends it:");
+  document.list(std::move(advice));
+}
+
+void compose_what_to_do(const Findings& findings, bool fails, Document& document) {
   document.heading(2, "What to do now");
-  if (findings.workarounds.empty()) {
+  compose_advice(findings, !fails, document);
+  if (!fails) {
+    document.paragraph(plants_of(findings).size() > 1
+                           ? "Without a planted fault nothing fails: there is nothing to work around."
+                           : "Nothing fails: there is nothing to work around.");
+  } else if (findings.workarounds.empty()) {
     document.paragraph("No configuration of this grid both passes and is near a failing one.");
   } else {
     document.paragraph(
@@ -260,7 +297,7 @@ Document compose(const Findings& findings) {
   } else {
     planted();  // what there is to tell
   }
-  compose_what_to_do(findings, document);
+  compose_what_to_do(findings, fails, document);
   compose_replay(findings, document);
   document.heading(2, "The grid");
   compose_grid(findings, "", document);
