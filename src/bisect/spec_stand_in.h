@@ -1,8 +1,5 @@
 // Runs ops on their spec reference in their kernel's place: the same formats and rounding points, plainly. What then
 // differs in a run's outputs is the kernels' doing, not the formats'.
-//
-// With RunOptions::repeat above 0 the references' BF16 results are nudged, one in eight by its last bit: what becomes
-// of that shows how far mere rounding drives this model's outputs apart.
 #pragma once
 
 #include <string>
@@ -29,9 +26,6 @@ class SpecStandIn final : public FaultInjector {
   const std::string& last_kernel() const { return last_kernel_; }
 
  private:
-  bool on_spec(const Op& op, int64_t number) const;
-  void nudge(const Op& op, const OpCall& call, int64_t number);
-
   const RunOptions& options_;
   FaultInjector* inner_;
   HostMirror& mirror_;

@@ -114,8 +114,6 @@ nlohmann::json to_json(const RunOptions& options) {
                          {"capsule", options.capsule}};
   // Keys of runs without these stay as they are.
   if (options.spec_from >= 0) json["spec_from"] = options.spec_from;
-  if (!options.spec_ops.empty()) json["spec_ops"] = options.spec_ops;
-  if (options.spec_others) json["spec_others"] = true;
   if (options.outputs) json["outputs"] = true;
   return json;
 }
@@ -184,8 +182,6 @@ Result<WorkerTask> task_from_json(const nlohmann::json& json) {
   run.read("repeat", task.options.repeat);
   if (run.child("capsule") != nullptr) run.read("capsule", task.options.capsule);
   if (run.child("spec_from") != nullptr) run.read("spec_from", task.options.spec_from);
-  if (run.child("spec_ops") != nullptr) run.read("spec_ops", task.options.spec_ops);
-  if (run.child("spec_others") != nullptr) run.read("spec_others", task.options.spec_others);
   if (run.child("outputs") != nullptr) run.read("outputs", task.options.outputs);
   FAULTLINE_TRY_STATUS(run.status("task options"));
   return task;

@@ -43,18 +43,14 @@ struct RunOptions {
   // Ops that run on the reference: patterns (signature.h), or kSettingPrefix + attribute for every op whose resolved
   // attribute differs from the model's.
   std::vector<std::string> reference;
-  int64_t kernel_limit = -1;  // ops launched from this number on run on the reference; -1: none
-  bool eager = false;         // cuda_graph off, whatever the row says
+  int64_t kernel_limit = -1;   // ops launched from this number on run on the reference; -1: none
+  bool eager = false;          // cuda_graph off, whatever the row says
   bool repair_scales = false;  // unusable scalar scales of the checkpoint are replaced by 1
-  // Kernels that run their spec reference (spec_stand_in.h): calls numbered from this on; ops of these patterns, or all
-  // others.
-  int64_t spec_from = -1;
-  std::vector<std::string> spec_ops;
-  bool spec_others = false;
-  bool outputs = false;     // take a sample of every pass's logits along, over tokens that do not hang on them
-  int64_t only_probe = -1;  // run this probe alone (after capture); -1: all
-  int64_t repeat = 0;       // which repeat this is; only sets tasks apart
-  std::string capsule;      // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
+  int64_t spec_from = -1;      // with outputs: kernel calls numbered from this on run their spec reference; -1: none
+  bool outputs = false;        // take a sample of every pass's logits along, over tokens that do not hang on them
+  int64_t only_probe = -1;     // run this probe alone (after capture); -1: all
+  int64_t repeat = 0;          // which repeat this is; only sets tasks apart
+  std::string capsule;  // op_by_op: where to write the capsule of a violation; empty: nowhere. Not part of the key
 };
 
 struct WorkerTask {

@@ -126,6 +126,26 @@ TEST_CASE("a kernel, a backend, one layer's ops or unusable weights may be assum
   CHECK(mended.row({}, "zero_input_scale").at("verdict") == "pass");
 }
 
+TEST_CASE("with checks off, comparing outputs finds the op whose finite results are wrong, and clean rows stay clean") {
+  const std::string rows = std::string(
+                               "model: synth:tiny\n"
+                               "axes:\n"
+                               "  attention_backend: [nsa, triton]\n") +
+                           kQuickProbes;
+  const TempDir folder;
+  const Bisection run =
+      bisect(folder, rows, {"--checks", "off", "--compare-outputs", "--plant", "wrong_value@op=*.self_attn.o_proj"});
+  INFO(run.findings.dump(1));
+  CHECK(run.outcome.code == 1);
+  for (const json& row : run.findings.at("configurations"))
+    CHECK(row.at("verdict") == (row.at("plant").is_null() ? "pass" : "mismatch"));
+  REQUIRE(run.findings.at("localized").size() == 1);
+  const json& found = run.findings.at("localized")[0];
+  CHECK(found.at("culprit") == "kernel");
+  CHECK(found.at("op") == "layers.0.self_attn.o_proj");
+  CHECK_THAT(found.at("evidence").dump(), Contains("Bisected by kernel limit"));
+}
+
 TEST_CASE("a name that means nothing is bad input with the nearest one, before anything runs") {
   const TempDir folder;
   const std::string experiment = folder.write(
