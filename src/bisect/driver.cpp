@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/text.h"
 #include "bisect/assume_fixed.h"
 #include "bisect/findings_of_run.h"
 #include "bisect/held_weights.h"
@@ -170,8 +169,9 @@ Result<BisectOutcome> finish(Run& run, const RunDirectory& directory, const Sess
         outcome.findings.next_experiments.begin(),
         fmt::format(
             "A run ends at its first broken contract, so what lies behind it in the rows that fail is not known. "
-            "To see it, put a reference in its place: faultline bisect {}{}",
-            shell_word(directory.file("experiment.yaml")), options));
+            "To see it, put a reference in its place: faultline bisect RUN/experiment.yaml{}, RUN being this "
+            "run's folder.",
+            options));
   FAULTLINE_TRY(const nlohmann::json record, directory.read_run_json());
   for (const auto& [key, value] : record.items())
     if (value.is_string()) outcome.findings.environment[key] = value.get<std::string>();

@@ -77,7 +77,7 @@ TEST_CASE("a flag with a bad value is refused") {
   check_refused(folder, {"bisect", path, "--out", reports, "--checks", "ful"}, {"full"});
   check_refused(folder, {"bisect", path, "--out", reports, "--arch", "sm_12"}, {"sm_120"});
   check_refused(folder, {"bisect", path, "--out", reports, "--profile", "sglang-0.5.8"}, {"sglang-0.5.9"});
-  check_refused(folder, {"bisect", path, "--out", reports, "--repeats", "0"}, {"command line: repeats"});
+  check_refused(folder, {"bisect", path, "--out", reports, "--repeats", "0"}, {"--repeats: a number from 1 up"});
   check_refused(folder, {"bisect", path, "--out", reports, "--model", "synth:tinny"}, {"tiny"});
   check_refused(folder, {"bisect", folder.file("none.yaml"), "--out", reports}, {"none.yaml"});
 }
