@@ -129,6 +129,7 @@ void mark_failed(ScreenRow& row, Violation violation, const std::string& logits)
 Status compare_outputs(std::vector<ScreenRow>& rows, Session& session, const std::string& label) {
   FAULTLINE_TRY(const std::vector<Parted> parted, parted_rows(rows, session, label));
   std::vector<WorkerTask> tasks;
+  tasks.reserve(parted.size());
   for (const Parted& one : parted) tasks.push_back(op_by_op(one.row->tasks.front(), one.distance.probe));
   FAULTLINE_TRY(const std::vector<TaskResult> results, session.run(tasks, label + ", where outputs differ"));
   for (size_t i = 0; i < parted.size(); ++i) {

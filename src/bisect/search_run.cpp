@@ -125,6 +125,7 @@ Status screen_passes(std::vector<GridPass>& passes, const Experiment& experiment
                                    experiment.strategy == "pairs" ? "screening pairs" : "screening"));
   if (planted.empty()) return {};
   std::vector<Batch> batches;
+  batches.reserve(planted.size());
   for (GridPass* pass : planted) batches.push_back({pass, chosen});
   return screen_some(batches, experiment, session, "planted");
 }
