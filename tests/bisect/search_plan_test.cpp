@@ -104,7 +104,7 @@ std::string text(const Combinations& set) {
   std::string result;
   for (const auto& [signature, axes, untested] : set) {
     result += signature.substr(0, signature.find(' ')) + ":";
-    for (const auto& [axis, value] : axes) result += " " + axis + "=" + value;
+    for (const auto& [axis, value] : axes) result += fmt::format(" {}={}", axis, value);
     for (const std::string& axis : untested) result += " ?" + axis;
     result += "; ";
   }
@@ -139,12 +139,12 @@ class Random {
   std::mt19937 engine_;
 };
 
-Oracle any_of(std::vector<AxisValues> causes, std::vector<AxisValues> guards, std::string signature = kFirst) {
-  return [=](const AxisValues& axes) -> std::string {
+Oracle any_of(const std::vector<AxisValues>& causes, const std::vector<AxisValues>& guards) {
+  return [causes, guards](const AxisValues& axes) -> std::string {
     for (const AxisValues& guard : guards)
       if (within(guard, axes)) return "guard";
     for (const AxisValues& cause : causes)
-      if (within(cause, axes)) return signature;
+      if (within(cause, axes)) return kFirst;
     return "";
   };
 }
