@@ -11,10 +11,10 @@
 namespace faultline {
 
 struct ShellWord {
-  std::string text;      // without quotes and backslashes
-  size_t line = 1;       // of its first character
-  size_t column = 1;     // in characters
-  size_t begin = 0;      // its bytes of the text, quotes and backslashes included
+  std::string text;   // without quotes and backslashes
+  size_t line = 1;    // of its first character
+  size_t column = 1;  // in characters
+  size_t begin = 0;   // its bytes of the text, quotes and backslashes included
   size_t end = 0;
   bool literal = true;   // false: it holds a variable or a command that a shell would have replaced
   bool ends = false;     // no word: here the simple command ends (| & ; < >); `text` is the operator
