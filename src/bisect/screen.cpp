@@ -174,7 +174,7 @@ void conclude(ScreenRow& row, const Experiment& experiment) {
   if (status == TargetStatus::kLayout)
     out.notes.push_back("preflight predicted a layout conflict: " + row.resolved.reason);
   const bool died = worst != nullptr && worst->violation && worst->probes == 0;
-  if (!row.plant.empty() && fired == 0 && !died && out.verdict == "pass")
+  if (!row.plant.empty() && fired == 0 && !died)
     out.notes.push_back(fmt::format("the plant {} never triggered in this configuration", row.plant));
   if (experiment.checks != "reference" && out.verdict == "pass" && !row.resolved.settings.empty())
     out.notes.push_back("finite but other values than the model's are not looked for at this check level");
