@@ -179,7 +179,7 @@ class Inspector {
   }
 
   // Whether the values may be looked at, and will be: large ones only on request.
-  bool will_scan(const Item& item, bool always) {
+  bool will_scan(const std::string& name, const Item& item, bool always) {
     if (!item.whole || item.bytes == 0) return false;
     if (!always && !options_.scan_all && item.bytes > kSmallTensorBytes) {
       out_.skipped_tensors += 1;
@@ -188,7 +188,7 @@ class Inspector {
     }
     const WeightRange range{item.view.data, item.bytes};
     if (const Status there = need_weights({&range, 1}); !there) {
-      out_.notes.push_back(there.error().message);
+      if (unavailable_++ == 0) first_unavailable_ = fmt::format("{}: {}", name, there.error().message);
       return false;
     }
     out_.scanned_tensors += 1;
@@ -222,7 +222,7 @@ class Inspector {
       return fault(FaultKind::kFormat, expected.name,
                    fmt::format("{} is {}; it must be BF16, F16 or F32", expected.name, dtype_name(view.dtype)));
     }
-    if (!will_scan(*item, false)) return;
+    if (!will_scan(expected.name, *item, false)) return;
     report(FaultKind::kValue, expected.name, view, scan_values(view));
     if (expected.name != "model.embed_tokens.weight") return;
     const ScanResult zero_rows = scan_zero_rows(view);
@@ -270,7 +270,7 @@ class Inspector {
   void scan_projection(const LinearWeight& linear) {
     const auto scan_item = [&](const char* suffix, bool always) {
       const auto found = items_.find(linear.name + suffix);
-      return found != items_.end() && will_scan(found->second, always);
+      return found != items_.end() && will_scan(found->first, found->second, always);
     };
     // NVFP4 codes cannot be wrong one by one; every byte is legal.
     if (linear.precision != Precision::kNvfp4 && scan_item(".weight", false)) {
@@ -329,6 +329,9 @@ class Inspector {
   }
 
   void compare_metadata() {
+    if (unavailable_ > 0)
+      out_.notes.push_back(
+          fmt::format("{} tensor(s) could not be scanned, the first is {}", unavailable_, first_unavailable_));
     if (quantized_but_ignored_ > 0) {
       out_.notes.push_back(
           fmt::format("{} module(s) are quantized although {} lists them as left out, the first is {}; what is in the "
@@ -367,6 +370,8 @@ class Inspector {
   int64_t quantized_but_ignored_ = 0;
   int64_t nvfp4_without_input_scale_ = 0;
   std::string first_quantized_but_ignored_;
+  int64_t unavailable_ = 0;  // tensors that memory lacked for
+  std::string first_unavailable_;
 };
 
 }  // namespace

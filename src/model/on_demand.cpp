@@ -30,6 +30,12 @@ Registry& registry() {
   return instance;
 }
 
+tl::unexpected<Error> no_mapping(int error) {
+  return cannot_run(
+      "no memory could be put behind a weight: {}; lower --host-memory, or raise the system's vm.max_map_count",
+      std::strerror(error));
+}
+
 }  // namespace
 
 bool any_weights_on_demand() {
@@ -127,8 +133,7 @@ Status OnDemandWeights::take(uint32_t frame) {
   std::byte* const to = frame_at(frame);
   uint32_t slot = kNoSlot;
   if (slots_.size() - 1 < most_frames_) {
-    if (mprotect(to, kFrame, PROT_READ | PROT_WRITE) != 0)
-      return internal_error("memory for weights: {}", std::strerror(errno));
+    if (mprotect(to, kFrame, PROT_READ | PROT_WRITE) != 0) return no_mapping(errno);
     madvise(to, kFrame, MADV_HUGEPAGE);  // where the system has none, smaller pages do
     slot = static_cast<uint32_t>(slots_.size());
     slots_.emplace_back();
@@ -137,10 +142,11 @@ Status OnDemandWeights::take(uint32_t frame) {
     const Slot& oldest = slots_[slot];
     FAULTLINE_CHECK(oldest.used != call_);  // need() has counted
     std::byte* const from = frame_at(oldest.frame);
-    // The old place keeps its addresses (DONTUNMAP), so that nobody else is given them, and is closed.
+    // The old place keeps its addresses (DONTUNMAP), so that nobody else is given them. It is mapped anew, as it was at
+    // the start: one that is only closed would stay a mapping of its own for good, and a process may have some 65530.
     if (mremap(from, kFrame, kFrame, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == MAP_FAILED ||
-        mprotect(from, kFrame, PROT_NONE) != 0)
-      return internal_error("memory for weights: {}", std::strerror(errno));
+        mmap(from, kFrame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+      return no_mapping(errno);
     slot_of_[oldest.frame] = kNoSlot;
     unlink(slot);
   }

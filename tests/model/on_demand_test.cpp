@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <vector>
 
 #include "fixtures.h"
@@ -85,6 +87,20 @@ TEST_CASE("what was used longest ago makes room, and comes back with the same by
   CHECK(made.calls == 5);
   CHECK(made.right(1, kFrame));
   CHECK(made.weights->statistics().resident_bytes < 4 * kFrame);
+}
+
+TEST_CASE("places that were used and given up leave no mapping behind: a process may have some 65530") {
+  constexpr size_t kTensors = 240;
+  Made made(std::vector<uint64_t>(kTensors, kFrame), 4);
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  };
+  for (size_t tensor = 0; tensor < 20; tensor += 2) REQUIRE(made.need({made.whole(tensor, kFrame)}));
+  const auto before = mappings();
+  for (size_t tensor = 20; tensor < kTensors; tensor += 2) REQUIRE(made.need({made.whole(tensor, kFrame)}));
+  CHECK(mappings() < before + 20);
+  CHECK(made.right(kTensors - 2, kFrame));
 }
 
 TEST_CASE("what one call needs never makes room for another part of it") {
