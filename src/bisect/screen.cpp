@@ -7,11 +7,21 @@
 #include "base/file.h"
 #include "bisect/screen_repeats.h"
 #include "bisect/signature.h"
+#include "grid/plant_spec.h"
 
 namespace faultline {
 namespace {
 
 constexpr size_t kMaxTokenFileIds = 1'000'000;
+constexpr size_t kMostNames = 100;  // characters: they stand in file names
+
+// The faults of a plant without their selectors: "late_tile+wrong_rope"; of very many the first and how many more.
+std::string names_of(const std::string& plant) {
+  const std::vector<std::string> faults = faults_of(plant);
+  std::string names;
+  for (const std::string& fault : faults) names += (names.empty() ? "" : "+") + split_plant(fault).first;
+  return names.size() <= kMostNames ? names : fmt::format("{}+{}", split_plant(faults[0]).first, faults.size() - 1);
+}
 
 // A file of token ids, separated by blanks or commas.
 Result<std::vector<int32_t>> read_ids(const std::string& path) {
@@ -85,11 +95,11 @@ Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& res
 }
 
 std::string plant_label(const std::vector<std::string>& plants, const std::string& plant) {
-  const std::string name = split_plant(plant).first;
+  const std::string name = names_of(plant);
   int64_t before = 0;
   for (const std::string& other : plants) {
     if (other == plant) break;
-    if (split_plant(other).first == name) ++before;
+    if (names_of(other) == name) ++before;
   }
   return before == 0 ? name : fmt::format("{}.{}", name, before + 1);
 }

@@ -28,8 +28,8 @@ struct ScreenRow {
 // The probe plan of a row: the experiment's, with the row's own batch and chunk.
 Result<ProbePlan> probe_plan(const Experiment& experiment, const AxisValues& resolved);
 
-// What stands for a plant in row ids: its name, with a number where the experiment has planted that name before with
-// another selector ("late_tile", "late_tile.2").
+// What stands for a plant in row ids: the names of its faults, with a number where the experiment has planted them
+// before with other selectors ("late_tile", "late_tile.2", "late_tile+wrong_rope").
 std::string plant_label(const std::vector<std::string>& plants, const std::string& plant);
 
 // Rows of the grid for one plant ("" for none), resolved, with their tasks. `label` as plant_label gives it.

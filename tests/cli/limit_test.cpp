@@ -46,6 +46,18 @@ TEST_CASE("one plant with two selectors makes rows of two names, and the same pl
   REQUIRE(rows.size() == 3);
   CHECK(rows.at(1).at("id") == "c001+nan_output");
   CHECK(rows.at(2).at("id") == "c001+nan_output.2");
+  const TempDir folder_of_both;
+  const Bisection both = bisect(folder_of_both, experiment,
+                                {"--plant", "nan_output@layer=0+wrong_value", "--plant", "nan_output@layer=0"});
+  const nlohmann::json& rows_of_both = both.findings.at("configurations");
+  REQUIRE(rows_of_both.size() == 3);
+  CHECK(rows_of_both.at(1).at("id") == "c001+nan_output+wrong_value");
+  CHECK(rows_of_both.at(2).at("id") == "c001+nan_output");
+  std::string many = "nan_output";
+  for (int i = 0; i < 30; ++i) many += "+wrong_value";
+  const TempDir folder_of_all;
+  const Bisection all = bisect(folder_of_all, experiment, {"--plant", many});
+  CHECK(all.findings.at("configurations").at(1).at("id") == "c001+nan_output+30");
   const std::string file = folder.write("twice.yaml", experiment);
   const Outcome twice =
       faultline::faultline({"bisect", file, "--out", folder.file("twice"), "--plant", "crash", "--plant", "crash"});
