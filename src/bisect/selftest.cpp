@@ -114,8 +114,12 @@ class WorkFolder {
       folder.path_ = kept;
       return folder;
     }
-    std::string name = (std::filesystem::temp_directory_path() / "faultline-selftest-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) return cannot_run("no temporary folder can be made ({})", name);
+    std::error_code error;
+    std::string name = (std::filesystem::temp_directory_path(error) / "faultline-selftest-XXXXXX").string();
+    if (error)
+      return bad_input("no folder for temporary files ({}); set TMPDIR to one, or name one by --out", error.message());
+    if (::mkdtemp(name.data()) == nullptr)
+      return cannot_run("no temporary folder can be made ({}); set TMPDIR, or name one by --out", name);
     folder.path_ = name;
     folder.temporary_ = true;
     return folder;

@@ -1,14 +1,12 @@
 #include "cli/bisect.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <filesystem>
 
 #include "base/file.h"
 #include "bisect/driver.h"
 #include "bisect/plant.h"
 #include "cli/failure.h"
+#include "cli/json_path.h"
 #include "cli/run_options.h"
 #include "grid/neighbourhood.h"
 #include "report/answer.h"
@@ -21,18 +19,6 @@ std::string plants_help() {
   std::string text = "Faults to plant (--plant NAME[@selector]; docs/planted-faults.md):\n";
   for (const PlantInfo& plant : plant_catalogue()) text += fmt::format("  {:<22} {}\n", plant.name, plant.summary);
   return text;
-}
-
-// Before hours of work, not after: the folder of the file must be there and take files.
-Status check_json_path(const std::string& path) {
-  if (path.empty() || path == "-") return {};
-  const std::filesystem::path file(path);
-  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
-  std::error_code error;
-  if (std::filesystem::is_directory(file, error)) return bad_input("--json {}: that is a folder; name a file", path);
-  if (!std::filesystem::is_directory(folder, error) || access(folder.c_str(), W_OK) != 0)
-    return bad_input("--json {}: no file can be made in {}", path, folder.string());
-  return {};
 }
 
 int run(const BisectOptions& options, const std::string& json) {

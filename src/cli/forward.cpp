@@ -139,6 +139,8 @@ Status run(const Options& options) {
         return bad_input("--tokens: id {} is outside the vocabulary of {}", id, checkpoint.config().vocab_size);
   FAULTLINE_TRY(const std::string name_of_device, usable_device(options.device));
   FAULTLINE_TRY(const auto device, make_device(name_of_device));
+  if (options.residency.residency == "gpu" && !device->is_cuda())
+    return cannot_run("--residency gpu: there is no GPU to be used; host and stream need none");
   HostMirror mirror(*device);
   std::optional<DeviceWeights> device_weights;
   std::optional<ModelWeights> on_device;

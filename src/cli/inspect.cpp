@@ -175,6 +175,7 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
     int64_t ranks = 1;
     ResidencyOptions residency;
   };
+  constexpr int64_t kMostRanks = 1024;
   const auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("inspect", "What a checkpoint holds, its precision per module, and what is wrong with it");
@@ -184,12 +185,15 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   command->add_option("--json", options->json_path, "write the result as JSON; - for stdout, instead of the table")
       ->type_name("FILE");
   command->add_flag("--all", options->all, "scan every weight for NaN and infinity, not only scales and small tensors");
-  command->add_flag("--plan", options->plan,
-                    "instead: where the weights would be while the model runs (GPU, host memory, per use), and why");
+  CLI::Option* plan = command->add_flag(
+      "--plan", options->plan,
+      "instead: where the weights would be while the model runs (GPU, host memory, per use), and why");
   command->add_option("--tp", options->ranks, "with --plan: ranks of tensor parallelism")
-      ->check(CLI::PositiveNumber)
+      ->needs(plan)
+      ->check(CLI::Range(int64_t{1}, kMostRanks))
       ->capture_default_str();
   add_residency_options(*command, options->residency);
+  for (const char* name : {"--residency", "--gpu-memory", "--host-memory"}) command->get_option(name)->needs(plan);
   command->callback([options, &exit_code] {
     exit_code = options->plan ? run_plan(options->model, options->json_path, options->residency, options->ranks)
                               : run(options->model, options->json_path, options->all);

@@ -11,6 +11,7 @@
 #include "bisect/driver.h"
 #include "bisect/sanitize.h"
 #include "cli/failure.h"
+#include "cli/json_path.h"
 #include "cli/run_options.h"
 
 namespace faultline {
@@ -88,6 +89,7 @@ nlohmann::json replay_json(const ReplayOutcome& outcome, const std::string& tool
 }
 
 int run(const BisectOptions& options, const std::string& id, const std::string& json) {
+  if (const Status status = check_json_path(json); !status) return fail(status.error());
   const auto outcome = run_replay(options, id);
   if (!outcome) return fail_replay(outcome.error());
   const ConfigurationResult& result = outcome->result;

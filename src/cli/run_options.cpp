@@ -22,13 +22,15 @@ int64_t repeats_of(const std::string& text) {
 
 SynthMemory::Mode synth_mode(const std::string& text) {
   const auto residency = parse_residency(text);
-  if (!residency) throw CLI::ValidationError("--residency", residency.error().message);
+  if (!residency) throw CLI::ValidationError(residency.error().message);
+  if (*residency == Residency::kGpu)
+    throw CLI::ValidationError("--residency", "gpu is for inspect --plan and forward; valid here: auto, host, stream");
   return synth_memory_mode(*residency);
 }
 
 uint64_t memory_of(const std::string& text) {
   const auto bytes = parse_bytes(text, "--host-memory");
-  if (!bytes) throw CLI::ValidationError("--host-memory", bytes.error().message);
+  if (!bytes) throw CLI::ValidationError(bytes.error().message);
   return *bytes;
 }
 
@@ -36,6 +38,7 @@ uint64_t memory_of(const std::string& text) {
 
 void add_run_options(CLI::App& command, BisectOptions& options) {
   constexpr int64_t kBytesPerMiB = int64_t{1} << 20;
+  constexpr int64_t kMostMiB = int64_t{1} << 24;  // 16384 GiB, as in an experiment
   command.add_option("--model", options.model, "checkpoint folder, or synth:NAME?key=value&…");
   command.add_option("--arch", options.arch, "target architecture: any, native, sm_90, sm_100, sm_120");
   command.add_option("--profile", options.profile, "whose rules resolve the flags");
@@ -56,9 +59,11 @@ void add_run_options(CLI::App& command, BisectOptions& options) {
   command.add_option("--seed", options.seed, "of prompts, sampling and page order");
   command.add_option("--time-limit", options.time_limit, "seconds; the run then ends cleanly");
   command.add_option("--timeout", options.timeout, "seconds without progress after which a worker hangs");
-  command.add_option_function<int64_t>(
-      "--memory-limit", [&options](const int64_t& mib) { options.memory_limit = mib * kBytesPerMiB; },
-      "MiB of private memory a worker may use");
+  command
+      .add_option_function<int64_t>(
+          "--memory-limit", [&options](const int64_t& mib) { options.memory_limit = mib * kBytesPerMiB; },
+          "MiB of private memory a worker may use")
+      ->check(CLI::Range(int64_t{1}, kMostMiB));
   command.add_option("--jobs", options.jobs, "workers at once (0: one a core)")->check(CLI::Range(0, 1024));
   command.add_option("--device", options.device, "where kernels run: auto, cpu, cuda, cuda:N")->capture_default_str();
   command.add_option_function<std::string>(

@@ -7,6 +7,7 @@
 #include "bisect/plant.h"
 #include "bisect/selftest.h"
 #include "cli/failure.h"
+#include "cli/json_path.h"
 
 namespace faultline {
 namespace {
@@ -23,6 +24,7 @@ int run(const Arguments& arguments) {
     fmt::print("{}", plant_table());
     return static_cast<int>(ExitCode::kGood);
   }
+  if (const Status status = check_json_path(arguments.json); !status) return fail(status.error());
   const auto report = run_selftest(arguments.options);
   if (!report) return fail(report.error());
   const std::string json = selftest_json(*report) + "\n";

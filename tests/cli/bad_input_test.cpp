@@ -156,6 +156,25 @@ TEST_CASE("an output folder that cannot be made is refused") {
   CHECK_FALSE(run_directory_in(folder.file("a/b/c")).empty());
 }
 
+TEST_CASE("numbers of the command line have bounds that are said, and options of a plan ask for one") {
+  const TempDir folder;
+  const std::string path = folder.write("case.yaml", experiment(kGood));
+  // 2^44 + 512: as bytes, 512 MiB more than 64 bits hold.
+  for (const char* mib : {"0", "-1", "17592186044928"})
+    CHECK(faultline({"bisect", path, "--out", folder.file("reports"), "--memory-limit", mib}).code == 2);
+  for (const char* ranks : {"0", "-1", "99999999999999999999", "some"}) {
+    const Outcome outcome = faultline({"inspect", "synth:tiny", "--plan", "--tp", ranks});
+    CHECK(outcome.code == 2);
+    CHECK(outcome.err.find("1024") != std::string::npos);
+  }
+  for (const std::vector<std::string>& option : std::vector<std::vector<std::string>>{
+           {"--tp", "2"}, {"--residency", "host"}, {"--gpu-memory", "80GiB"}, {"--host-memory", "8GiB"}}) {
+    const Outcome outcome = faultline({"inspect", "synth:tiny", option[0], option[1]});
+    CHECK(outcome.code == 2);
+    CHECK(outcome.err.find("--plan") != std::string::npos);
+  }
+}
+
 TEST_CASE("a file for --json that cannot be written is an error") {
   const TempDir folder;
   const std::string path = folder.write("case.yaml", experiment(kGood));
@@ -163,6 +182,15 @@ TEST_CASE("a file for --json that cannot be written is an error") {
       faultline({"bisect", path, "--out", folder.file("reports"), "--json", folder.file("no/such.json")});
   CHECK(outcome.code == 2);
   CHECK(outcome.err.find("such.json") != std::string::npos);
+  // Before anything is run: these say so at once.
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"selftest", "--device", "cpu", "--json", folder.file("no/such.json")},
+        {"replay", path, "--json", folder.file("")}}) {
+    const Outcome early = faultline(command);
+    CHECK(early.code == 2);
+    CHECK(early.err.find("--json") != std::string::npos);
+    CHECK(early.err.find("[0/") == std::string::npos);
+  }
   // A link, so that a program that replaced it would not take the device away.
   std::filesystem::create_symlink("/dev/full", folder.file("full"));
   CHECK(faultline({"preflight", path, "--json", folder.file("full")}).code == 2);

@@ -43,6 +43,12 @@ TEST_CASE("a plan that nothing can hold says what is missing; a mistyped option 
   CHECK(small.code == 5);
   CHECK(small.err.find("a GPU would need") != std::string::npos);
   CHECK(faultline({"inspect", "synth:tiny", "--plan", "--residency", "strem"}).code == 2);
+  const Outcome gpu = faultline({"bisect", "none.yaml", "--residency", "gpu"});
+  CHECK(gpu.code == 2);
+  CHECK(gpu.err.find("auto, host, stream") != std::string::npos);
+  const std::string out = TempDir().file("out.safetensors");
+  CHECK(faultline({"forward", "synth:tiny", "--device", "cpu", "--tokens", "1", "--residency", "gpu", "--out", out})
+            .code == 5);
   CHECK(faultline({"inspect", "synth:tiny", "--plan", "--gpu-memory", "many"}).code == 2);
   CHECK(faultline({"inspect", "synth:tiny", "--plan", "--gpu-memory", "139GiB", "--tp", "3"}).code == 2);
 }

@@ -57,6 +57,14 @@ TEST_CASE("what a model or device cannot have is left out, and said so") {
   CHECK(results.at("summary").at("left_out").size() == 2);
 }
 
+TEST_CASE("without a folder for temporary files it says so") {
+  const TempDir folder;
+  const Outcome outcome = run_program("env", {"TMPDIR=" + folder.file("none"), FAULTLINE_PROGRAM, "selftest",
+                                              "--device", "cpu", "--only", "nan_output"});
+  CHECK(outcome.code == 2);
+  CHECK(outcome.err.find("TMPDIR") != std::string::npos);
+}
+
 TEST_CASE("a pattern that names no fault is bad input") {
   const Outcome outcome = selftest({"--only", "topk_nothing"});
   CHECK(outcome.code == 2);
