@@ -130,6 +130,10 @@ Status run(const Options& options) {
   }
   set_parallel_threads(usable_cpus());
   FAULTLINE_TRY(const SynthMemory memory, synth_memory(options.residency));
+  uint64_t gpu_bytes = 0;  // what is free
+  if (!options.residency.gpu_memory.empty()) {
+    FAULTLINE_TRY(gpu_bytes, parse_bytes(options.residency.gpu_memory, "--gpu-memory"));
+  }
   FAULTLINE_TRY(const Checkpoint checkpoint, open_checkpoint(options.model, memory));
   FAULTLINE_TRY(const EngineConfig config, configuration(options, checkpoint.config()));
   FAULTLINE_TRY(const ModelWeights weights, load_weights(checkpoint));
@@ -145,10 +149,6 @@ Status run(const Options& options) {
   std::optional<DeviceWeights> device_weights;
   std::optional<ModelWeights> on_device;
   if (device->is_cuda()) {
-    uint64_t gpu_bytes = 0;
-    if (!options.residency.gpu_memory.empty()) {
-      FAULTLINE_TRY(gpu_bytes, parse_bytes(options.residency.gpu_memory, "--gpu-memory"));
-    }
     FAULTLINE_TRY(device_weights, weights_on(*device, checkpoint, gpu_bytes));
     FAULTLINE_TRY(on_device, device_weights->to_device(weights));
     for (const DeviceWeights::Range& range : device_weights->ranges())

@@ -47,6 +47,9 @@ TEST_CASE("a plan that nothing can hold says what is missing; a mistyped option 
   CHECK(gpu.code == 2);
   CHECK(gpu.err.find("auto, host, stream") != std::string::npos);
   const std::string out = TempDir().file("out.safetensors");
+  for (const char* option : {"--gpu-memory", "--host-memory"})
+    CHECK(faultline({"forward", "synth:tiny", "--device", "cpu", "--tokens", "1", option, "0", "--out", out}).code ==
+          2);
   CHECK(faultline({"forward", "synth:tiny", "--device", "cpu", "--tokens", "1", "--residency", "gpu", "--out", out})
             .code == 5);
   CHECK(faultline({"inspect", "synth:tiny", "--plan", "--gpu-memory", "many"}).code == 2);
