@@ -31,7 +31,8 @@ std::string explanation_of(const Violation& v, const std::string& culprit) {
     return fmt::format("{} does what the resolved settings say, and that is not the model: {}", v.op, v.detail);
   const std::string kernel = v.provenance == "own" ? fmt::format("our own kernel {}", v.kernel) : v.kernel;
   if (v.tensor.empty())  // a death: there is no element to name
-    return fmt::format("{} ({}) ends the run on sound inputs: {}", v.op, kernel, v.detail);
+    return fmt::format("{} ({}) ends the run{}: {}", v.op, kernel, v.inputs_clean == "yes" ? " on sound inputs" : "",
+                       v.detail);
   return fmt::format("{} ({}) breaks its contract on sound inputs: {} in {} at {}: {}", v.op, kernel, v.kind, v.tensor,
                      place, v.detail);
 }

@@ -395,8 +395,10 @@ Result<ReplayOutcome> run_replay(const BisectOptions& given, const std::string& 
   if (rows.size() != 1)
     return id.empty() ? bad_input("{} holds {} configurations; name one by --id", options.experiment, rows.size())
                       : bad_input("{} holds no configuration '{}'", options.experiment, id);
+  // A case that needs a GPU is no bad case on a machine without one.
   if (!rows.front().plant.empty())
-    FAULTLINE_TRY_STATUS(check_plant_device(rows.front().plant, options.device != "cpu"));
+    if (const Status fits = check_plant_device(rows.front().plant, options.device != "cpu"); !fits)
+      return cannot_run("{}", fits.error().message);
   ReplayOutcome outcome;
   if (rows.front().tasks.empty()) {
     FAULTLINE_TRY(const Checkpoint none, Checkpoint::open(p.experiment.model));

@@ -71,6 +71,14 @@ TEST_CASE("a fault of a GPU is refused on the CPU before anything runs") {
   }
 }
 
+TEST_CASE("a case with a fault of a GPU cannot be replayed on the CPU") {
+  const TempDir folder;
+  const std::string path = folder.write("one.yaml", experiment() + "plant: [illegal_access]\n");
+  const Outcome run = faultline({"replay", path, "--id", "c001+illegal_access", "--device", "cpu", "--quiet"});
+  CHECK(run.code == 125);
+  CHECK(contains(run.err, "it needs --device cuda"));
+}
+
 TEST_CASE("a kernel without code for the device is unsupported, and no failure") {
   const TempDir folder;
   const Bisection run = bisect(folder, experiment(), {"--device", "cpu", "--plant", "no_code"});
