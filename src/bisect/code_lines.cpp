@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/temporary_folder.h"
 #include "base/text.h"
 #include "bisect/core_dump.h"
 
@@ -92,13 +93,13 @@ std::optional<CodeLine> source_of(const CodeAddress& address, const std::string&
   const std::string extract = find_tool("cuobjdump", "CUOBJDUMP");
   const std::string list = find_tool("nvdisasm", "NVDISASM");
   if (extract.empty() || list.empty()) return std::nullopt;
-  std::error_code error;
-  std::string folder = (std::filesystem::temp_directory_path(error) / "faultline-XXXXXX").string();
-  if (error || ::mkdtemp(folder.data()) == nullptr) return std::nullopt;
+  const Result<std::string> folder = make_temporary_folder();
+  if (!folder) return std::nullopt;
   std::optional<CodeLine> found;
-  if (run(kList, {folder, extract, list, address.arch, program, address.symbol}))
-    found = line_in_listing(folder + "/listing", address);
-  std::filesystem::remove_all(folder, error);
+  if (run(kList, {*folder, extract, list, address.arch, program, address.symbol}))
+    found = line_in_listing(*folder + "/listing", address);
+  std::error_code ignored;
+  std::filesystem::remove_all(*folder, ignored);
   return found;
 }
 

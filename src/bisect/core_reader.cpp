@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/temporary_folder.h"
 #include "bisect/core_dump_report.h"
 
 namespace faultline {
@@ -62,9 +63,9 @@ std::string CoreReader::prefix(const std::string& name) {
   std::error_code error;
   if (!made_) {
     if (directory_.empty()) {
-      std::string pattern = (std::filesystem::temp_directory_path(error) / "faultline-XXXXXX").string();
-      if (error || ::mkdtemp(pattern.data()) == nullptr) return "";
-      directory_ = pattern;
+      const Result<std::string> folder = make_temporary_folder();
+      if (!folder) return "";
+      directory_ = *folder;
     }
     directory_ = std::filesystem::absolute(directory_, error).string();
     made_ = true;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/temporary_folder.h"
 #include "base/text.h"
 #include "bisect/core_dump.h"
 #include "bisect/core_dump_report.h"
@@ -184,8 +185,7 @@ Result<SanitizerRun> SanitizerRun::prepare(const std::string& tool, bool cuda) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return internal_error("/proc/self/exe cannot be read: {}", error.message());
-  std::string folder = (std::filesystem::temp_directory_path(error) / "faultline-XXXXXX").string();
-  if (error || ::mkdtemp(folder.data()) == nullptr) return internal_error("no folder can be made for temporary files");
+  FAULTLINE_TRY(std::string folder, make_temporary_folder());
   SanitizerRun run;
   run.tool_ = tool;
   run.folder_ = std::move(folder);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/temporary_folder.h"
 #include "bisect/driver.h"
 #include "bisect/journal.h"
 #include "bisect/plant.h"
@@ -114,13 +115,7 @@ class WorkFolder {
       folder.path_ = kept;
       return folder;
     }
-    std::error_code error;
-    std::string name = (std::filesystem::temp_directory_path(error) / "faultline-selftest-XXXXXX").string();
-    if (error)
-      return bad_input("no folder for temporary files ({}); set TMPDIR to one, or name one by --out", error.message());
-    if (::mkdtemp(name.data()) == nullptr)
-      return cannot_run("no temporary folder can be made ({}); set TMPDIR, or name one by --out", name);
-    folder.path_ = name;
+    FAULTLINE_TRY(folder.path_, make_temporary_folder());
     folder.temporary_ = true;
     return folder;
   }
